@@ -1,0 +1,1 @@
+"""Qiao: serve large language models on whatever accelerator a machine has."""

@@ -1,0 +1,86 @@
+"""Everything that a user can set about an engine, under vLLM's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from qiao.errors import ParameterError
+
+_POSITIVE = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs")
+_OPTIONAL_POSITIVE = ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "threads")
+_DTYPES = ("auto", "float32", "float16", "bfloat16", "half", "float", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs:
+    """Arguments of ``LLM(...)`` and ``qiao serve``; one field per flag.
+
+    ``device`` is ``auto``, a plugin's name (``sim``, ``ascend``), with an index (``sim:1``), or a torch device string.
+    ``fallback`` is ``allow``, ``warn`` or ``deny``, or ``operator=policy`` items after it (``"warn,attention=deny"``).
+    ``fallback_budget`` is in bytes a step. ``drop`` leaves hooks of the plugin unused, to try what a gap costs.
+    Sizes are in bytes, times in seconds. Raises ``ParameterError`` naming the field.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    served_model_name: tuple[str, ...] = ()
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    trust_remote_code: bool = False
+    download_dir: str | None = None
+    load_format: str = "auto"
+    dtype: str = "auto"
+    quantization: str | None = None
+    seed: int = 0
+    max_model_len: int | None = None
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None
+    generation_config: str = "auto"
+    override_generation_config: dict[str, Any] = field(default_factory=dict)
+    max_logprobs: int = 20
+    device: str = "auto"
+    fallback: str = "warn"
+    fallback_budget: int | None = None
+    drop: tuple[str, ...] = ()
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    max_num_queued_reqs: int = 1024
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: str = "fcfs"
+    enforce_eager: bool = False
+    threads: int | None = None
+    check_integrity: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ParameterError("model", "must name a folder, a GGUF file, a hub model or pypi:PACKAGE")
+        for name in _POSITIVE + _OPTIONAL_POSITIVE:
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL_POSITIVE:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ParameterError(name, f"must be an integer of at least 1, got {value!r}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ParameterError("gpu_memory_utilization", f"must be in (0, 1], got {self.gpu_memory_utilization}")
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise ParameterError("scheduling_policy", f"must be fcfs or priority, got {self.scheduling_policy!r}")
+        if self.dtype.removeprefix("torch.") not in _DTYPES:
+            raise ParameterError("dtype", f"must be one of {', '.join(sorted(set(_DTYPES)))}, got {self.dtype!r}")
+        if not self.enable_chunked_prefill and self.max_model_len and self.max_num_batched_tokens < self.max_model_len:
+            raise ParameterError(
+                "max_num_batched_tokens",
+                f"without chunked prefill it must be at least max_model_len ({self.max_model_len}), "
+                f"got {self.max_num_batched_tokens}",
+            )
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """All field names."""
+        return tuple(f.name for f in fields(cls))

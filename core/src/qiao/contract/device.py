@@ -1,0 +1,48 @@
+"""Device family: what a plugin says about the machine before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from qiao.contract.markers import hookspec
+from qiao.contract.types import Capabilities, DeviceInfo, MemoryInfo
+
+
+class DeviceSpec:
+    """Hooks that find and describe devices. All are pure but ``synchronize`` and ``capture``."""
+
+    @hookspec
+    def probe_devices(self) -> list[DeviceInfo]:
+        """The devices of this machine, or an empty list. May import the vendor's SDK; must not allocate."""
+        raise NotImplementedError
+
+    @hookspec
+    def capabilities(self, chip: str) -> Capabilities:
+        """What ``chip`` supports, as data, without touching a device. ``""`` is the plugin's usual chip."""
+        raise NotImplementedError
+
+    @hookspec
+    def memory_info(self, device: str) -> MemoryInfo:
+        """Bytes free and in total on the torch device string ``device``."""
+        raise NotImplementedError
+
+    @hookspec
+    def synchronize(self, device: str) -> None:
+        """Wait for all work on ``device``; a late kernel fault raises here."""
+        raise NotImplementedError
+
+    @hookspec
+    def utilization(self, device: str) -> float:
+        """Optional. Busy share of the device, 0 to 1."""
+        raise NotImplementedError
+
+    @hookspec
+    def capture(self, function: Callable[..., Any], example: tuple[Any, ...], device: str) -> Callable[..., Any]:
+        """Optional. Record ``function`` on fixed buffers and return a callable that replays it."""
+        raise NotImplementedError
+
+    @hookspec
+    def collective_backend(self) -> str:
+        """Optional. The ``torch.distributed`` backend for this device, for example ``"gloo"``."""
+        raise NotImplementedError

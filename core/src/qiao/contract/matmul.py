@@ -1,0 +1,38 @@
+"""Matmul family: linear layers by weight scheme. Group W[scheme]: packing and product move together.
+
+Schemes and what ``pack_weight`` receives (all on the host or on the target device, plugin's choice to move):
+
+``dense``  ``weight`` [O, I] floating
+``w8a16``  ``weight`` [O, I] int8, ``scale`` [O, I / group] floating
+``w8a8``   as ``w8a16`` with one group; activations are quantized per token, symmetric, on the fly
+``w4a16``  ``weight`` [O, I] uint8 holding 0..15, ``scale`` and ``zero`` [O, I / group] floating,
+           and ``perm`` [I] int64 where GPTQ's act-order regrouped the columns (column j belongs to input ``perm[j]``)
+``fp8``    ``weight`` [O, I] float8_e4m3fn, ``scale`` [O, 1] or [1, 1] float32
+
+The value of a quantized weight is ``(weight - zero) * scale``; without ``zero`` it is ``weight * scale``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from qiao.contract.markers import hookspec
+from qiao.contract.types import PackedWeight, WeightInfo
+
+
+class MatmulSpec:
+    """Hooks that pack a weight once and multiply by it many times."""
+
+    @hookspec
+    def pack_weight(
+        self, scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightInfo, device: str
+    ) -> PackedWeight:
+        """The plugin's own form of a weight, on ``device``. Called once per weight at load."""
+        raise NotImplementedError
+
+    @hookspec
+    def matmul(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        """``x`` [T, I] times the transposed weight plus ``bias`` [O]: [T, O] of ``x``'s dtype."""
+        raise NotImplementedError

@@ -1,0 +1,80 @@
+"""What the plan needs to know of a model and of a step: plain numbers, no tensors, no weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """``count`` linear layers [out_features, in_features] of one scheme; ``rows`` is what they are applied to.
+
+    ``rows`` is ``"T"`` (each token), ``"N"`` (wanted logits rows only: the head) or ``"X"`` (tokens routed to an
+    expert: T times ``experts_per_token``, spread over ``count`` calls).
+    """
+
+    name: str
+    in_features: int
+    out_features: int
+    count: int
+    scheme: str = "dense"
+    rows: str = "T"
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """``count`` attention layers of one kind. ``sliding_window`` 0 and ``soft_cap`` 0.0 mean none."""
+
+    count: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int = 0
+    soft_cap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder as the plan sees it, read from its config alone.
+
+    ``fused_calls`` counts per step how often each light operator runs, by hook name.
+    """
+
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    dtype: str
+    max_position: int
+    attention: tuple[AttentionShape, ...]
+    linears: tuple[LinearShape, ...]
+    fused_calls: tuple[tuple[str, int], ...] = ()
+    experts_per_token: int = 0
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that keep a KV cache."""
+        return sum(a.count for a in self.attention)
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Weight schemes in use, in order of first use."""
+        return tuple(dict.fromkeys(x.scheme for x in self.linears))
+
+    def kv_bytes_per_token(self, element_size: int) -> int:
+        """Bytes of cache that one token takes over all layers."""
+        return sum(2 * a.count * a.num_kv_heads * a.head_dim for a in self.attention) * element_size
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """One step: ``tokens`` T new tokens of ``seqs`` B sequences, ``logits`` N wanted rows, ``context`` cached tokens a sequence.
+
+    ``table_width`` P is the width of the block tables.
+    """
+
+    tokens: int
+    seqs: int
+    logits: int
+    context: int
+    table_width: int = 1

@@ -1,0 +1,100 @@
+"""What goes into the engine and what comes out: plain structs, the same in one process and over a socket."""
+
+from __future__ import annotations
+
+import msgspec
+
+from qiao.sampling_params import SamplingParams
+
+
+class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One prompt. The front end has tokenised, resolved ``max_tokens`` and checked everything against ``EngineInfo``.
+
+    ``params.n`` sequences share the prompt. A lower ``priority`` is served first. ``cache_salt`` separates prefix caches of
+    tenants. ``eos_token_ids`` end a sequence unless ``params.ignore_eos``. ``arrival`` is ``time.time()`` in seconds.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival: float
+    eos_token_ids: list[int] = []
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class TokenLogprobs(msgspec.Struct, omit_defaults=True):
+    """One position: the token itself first, then the best alternatives; ``rank`` of the token itself counts from 1."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What one step added to one of a request's sequences.
+
+    ``finish_reason`` is ``stop``, ``length``, ``abort``, ``error`` or None while it runs; ``stop_reason`` is the stop token id, None for
+    EOS. ``prompt_logprobs`` comes once, on the first output of sequence 0, its first entry None. ``scheduled`` and
+    ``first_token`` are ``time.time()`` in seconds, sent with the first token.
+    """
+
+    request_id: str
+    index: int = 0
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    scheduled: float | None = None
+    first_token: float | None = None
+    error: str | None = None
+
+
+class FallbackCount(msgspec.Struct):
+    """Running totals of one operator that is placed on the host."""
+
+    operator: str
+    calls: int = 0
+    bytes_to_host: int = 0
+    bytes_to_device: int = 0
+    seconds: float = 0.0
+
+
+class EngineStats(msgspec.Struct, kw_only=True):
+    """A snapshot after a step. Totals only grow; the rest is the state of this moment. Shares are 0 to 1."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_used: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    steps: int = 0
+    last_step_tokens: int = 0
+    utilization: float | None = None
+    fallbacks: list[FallbackCount] = []
+
+
+class EngineInfo(msgspec.Struct, kw_only=True):
+    """Facts fixed at start, for the front end. ``plan`` is the placement plan as JSON-ready data."""
+
+    device: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_queued: int
+    dtype: str
+    kv_explanation: str = ""
+    plan: dict = {}  # type: ignore[type-arg]
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the whole cache can hold for one sequence."""
+        return self.num_blocks * self.block_size

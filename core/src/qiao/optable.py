@@ -1,0 +1,65 @@
+"""The frozen table of plain functions that models, layers and the engine call.
+
+The binder fills it once at start; nothing behind it reaches pluggy. A slot that is placed on the host holds a wrapper
+that copies activations across, calls the host's function, and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from qiao.contract import KVCache, LogprobOutput, MemoryInfo, PackedWeight, WeightInfo
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulOps:
+    """The bound pair of one weight scheme. ``device`` is where the packed weights and biases lie."""
+
+    device: str
+    pack_weight: Callable[[str, Mapping[str, Tensor], WeightInfo, str], PackedWeight]
+    matmul: Callable[[Tensor, PackedWeight, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class OpTable:
+    """One slot per operator; see ``qiao.contract`` for arguments and shapes, in the order given there.
+
+    ``device`` is where activations, embeddings and norms lie, ``kv_device`` the cache and the attention metadata,
+    ``sample_device`` the sampling tensors (torch device strings). ``stage_logits`` brings logits to
+    ``sample_device`` and is the identity where that is ``device``. Optional hooks with a composite are always
+    callable; those without (``decode_attention``, ``prepare_attention``, ``rope_write_kv``, ``swap_blocks``,
+    ``capture``, ``utilization``) are None when absent.
+    """
+
+    device: str
+    kv_device: str
+    sample_device: str
+    kv_layout: str
+    memory_info: Callable[[str], MemoryInfo]
+    synchronize: Callable[[str], None]
+    allocate_kv: Callable[[int, int, int, int, torch.dtype, str, str], KVCache]
+    copy_blocks: Callable[[KVCache, Tensor, Tensor], None]
+    write_kv: Callable[[Tensor, Tensor, KVCache, Tensor], None]
+    attention: Callable[..., Tensor]
+    stage_logits: Callable[[Tensor], Tensor]
+    sample: Callable[..., Tensor]
+    apply_penalties: Callable[..., Tensor]
+    logprobs: Callable[[Tensor, Tensor, int], LogprobOutput]
+    matmul: Mapping[str, MatmulOps]
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    rotary: Callable[[Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
+    silu_mul: Callable[[Tensor], Tensor]
+    gelu_mul: Callable[[Tensor], Tensor]
+    decode_attention: Callable[..., Tensor] | None = None
+    prepare_attention: Callable[..., Any] | None = None
+    rope_write_kv: Callable[..., Tensor] | None = None
+    swap_blocks: Callable[..., None] | None = None
+    capture: Callable[..., Callable[..., Any]] | None = None
+    utilization: Callable[[str], float] | None = None
