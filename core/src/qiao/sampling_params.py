@@ -155,6 +155,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         kinds: tuple[type, ...] = (int,) if integer else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise ParameterError(name, f"must be {'an integer' if integer else 'a number'}, got {value!r}")
+        assert isinstance(value, (int, float))
         if not low <= value <= high:  # also false for nan
             raise ParameterError(name, f"must be between {low} and {high}, got {value}")
 

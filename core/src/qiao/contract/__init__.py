@@ -2,7 +2,7 @@
 
 from qiao.contract.allocation import AllocationSpec
 from qiao.contract.attention import AttentionSpec
-from qiao.contract.catalog import CATALOG, GROUPS, OpSpec, Operand
+from qiao.contract.catalog import CATALOG, GROUPS, Operand, OpSpec
 from qiao.contract.device import DeviceSpec
 from qiao.contract.fused import FusedSpec
 from qiao.contract.markers import CONTRACT_VERSION, GROUP, GROUP_PREFIX, PROJECT, hookimpl, hookspec

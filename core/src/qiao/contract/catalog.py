@@ -10,7 +10,7 @@ An operand's ``shape`` uses the letters of ``qiao.contract.types``. Its ``place`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
@@ -51,7 +51,7 @@ class OpSpec:
     optional: bool = False
     replaces: str = ""
     per: str = "start"
-    tolerance: Mapping[str, Tolerance] = MappingProxyType({})
+    tolerance: Mapping[str, Tolerance] = field(default_factory=dict)
 
 
 _EXACT = MappingProxyType({t: Tolerance(0.0, 0.0) for t in ("float32", "float16", "bfloat16", "int64")})
