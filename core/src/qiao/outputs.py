@@ -32,7 +32,7 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of a request's answers. ``logprobs[i]`` maps candidate ids to ``Logprob`` and always holds the sampled token."""
+    """One of a request's answers. ``logprobs[i]`` maps candidates to ``Logprob``, the sampled token always among them."""
 
     index: int
     text: str

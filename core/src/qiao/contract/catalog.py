@@ -1,6 +1,6 @@
 """The catalog: one declaration per hook, from which plan, fallback, probe, conformance kit and documents are derived.
 
-An operand's ``shape`` uses the letters of ``qiao.contract.types``. Its ``place`` says what a fallback has to do with it:
+An operand's ``shape`` uses the letters of ``qiao.contract.types``. Its ``place`` says what a fallback does with it:
 
 ``move``   an activation on the compute device: copied to the host before, or back after, a host call
 ``state``  belongs to the operator's group and already lies where the operator runs

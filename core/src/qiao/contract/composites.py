@@ -46,7 +46,8 @@ def rotary(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate the first R dimensions of ``query`` [T, H, D] and ``key`` [T, K, D] (arXiv 2104.09864, equation 34).
 
-    ``cos`` and ``sin`` [T, R/2] float32 belong to the tokens. Pairs are (i, i + R/2), or (2i, 2i + 1) where ``interleaved``.
+    ``cos`` and ``sin`` [T, R/2] float32 belong to the tokens. Pairs are (i, i + R/2), or (2i, 2i + 1) where
+    ``interleaved``.
     """
     return _rotate(query, cos, sin, interleaved), _rotate(key, cos, sin, interleaved)
 

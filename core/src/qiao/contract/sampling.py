@@ -16,9 +16,9 @@ class SamplingSpec:
         """Token ids [N] int64 from ``logits`` [N, V] float32.
 
         Temperature 0 takes the arg max (lowest id on a tie). Else, in order: divide by temperature, keep the ``top_k``
-        most likely, keep the smallest set whose mass reaches ``top_p`` (the token that crosses it included), keep tokens
-        with at least ``min_p`` times the largest probability, renormalise, then invert the cumulative distribution
-        at ``uniform`` in order of falling probability (ties: lower id first).
+        most likely, keep the smallest set whose mass reaches ``top_p`` (the token that crosses it included), keep
+        tokens with at least ``min_p`` times the largest probability, renormalise, then invert the cumulative
+        distribution at ``uniform`` in order of falling probability (ties: lower id first).
         """
         raise NotImplementedError
 
@@ -26,8 +26,9 @@ class SamplingSpec:
     def apply_penalties(self, logits: torch.Tensor, params: PenaltyTensors) -> torch.Tensor:
         """Optional. ``logits`` [N, V] float32 changed in place and returned.
 
-        Repetition (arXiv 1909.05858, section 4.1): divide positive, multiply negative logits of tokens seen in prompt or output. Then subtract
-        ``frequency * count`` and ``presence * (count > 0)``, counts over the output only (OpenAI's API reference).
+        Repetition (arXiv 1909.05858, section 4.1): divide positive, multiply negative logits of tokens seen in prompt
+        or output. Then subtract ``frequency * count`` and ``presence * (count > 0)``, counts over the output only
+        (OpenAI's API reference).
         """
         raise NotImplementedError
 

@@ -68,8 +68,9 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """One step: ``tokens`` T new tokens of ``seqs`` B sequences, ``logits`` N wanted rows, ``context`` cached tokens a sequence.
+    """One step: ``tokens`` T new tokens of ``seqs`` B sequences, ``logits`` N wanted rows.
 
+    ``context`` is the number of cached tokens a sequence, this step's included.
     ``table_width`` P is the width of the block tables.
     """
 

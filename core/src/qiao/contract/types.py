@@ -136,7 +136,7 @@ class SamplingTensors:
 
 @dataclass(frozen=True, slots=True)
 class PenaltyTensors:
-    """Per-row penalties. ``prompt_ids`` [N, any] and ``output_ids`` [N, any] int64, padded with V; the rest [N] float32."""
+    """Per-row penalties: ``prompt_ids`` and ``output_ids`` [N, any] int64, padded with V; the rest [N] float32."""
 
     prompt_ids: torch.Tensor
     output_ids: torch.Tensor
@@ -147,7 +147,7 @@ class PenaltyTensors:
 
 @dataclass(frozen=True, slots=True)
 class LogprobOutput:
-    """``chosen`` [N] float32, ``rank`` [N] int64 from 1, ``top_ids`` [N, k] int64 and ``top_values`` [N, k] float32 falling."""
+    """``chosen`` [N] float32, ``rank`` [N] int64 from 1, ``top_ids`` [N, k] int64, ``top_values`` [N, k] float32."""
 
     chosen: torch.Tensor
     rank: torch.Tensor

@@ -10,8 +10,9 @@ from qiao.sampling_params import SamplingParams
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One prompt. The front end has tokenised, resolved ``max_tokens`` and checked everything against ``EngineInfo``.
 
-    ``params.n`` sequences share the prompt. A lower ``priority`` is served first. ``cache_salt`` separates prefix caches of
-    tenants. ``eos_token_ids`` end a sequence unless ``params.ignore_eos``. ``arrival`` is ``time.time()`` in seconds.
+    ``params.n`` sequences share the prompt. A lower ``priority`` is served first. ``cache_salt`` separates prefix caches
+    of tenants. ``eos_token_ids`` end a sequence unless ``params.ignore_eos``. ``arrival`` is ``time.time()`` in
+    seconds.
     """
 
     request_id: str
@@ -24,7 +25,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class TokenLogprobs(msgspec.Struct, omit_defaults=True):
-    """One position: the token itself first, then the best alternatives; ``rank`` of the token itself counts from 1."""
+    """One position: the token itself first, then the best alternatives; its own ``rank`` counts from 1."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -34,9 +35,9 @@ class TokenLogprobs(msgspec.Struct, omit_defaults=True):
 class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step added to one of a request's sequences.
 
-    ``finish_reason`` is ``stop``, ``length``, ``abort``, ``error`` or None while it runs; ``stop_reason`` is the stop token id, None for
-    EOS. ``prompt_logprobs`` comes once, on the first output of sequence 0, its first entry None. ``scheduled`` and
-    ``first_token`` are ``time.time()`` in seconds, sent with the first token.
+    ``finish_reason`` is ``stop``, ``length``, ``abort``, ``error`` or None while it runs; ``stop_reason`` is the stop
+    token id, None for EOS. ``prompt_logprobs`` comes once, on the first output of sequence 0, its first entry None.
+    ``scheduled`` and ``first_token`` are ``time.time()`` in seconds, sent with the first token.
     """
 
     request_id: str
