@@ -9,17 +9,18 @@ from qiao.errors import ParameterError
 
 _POSITIVE = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs")
 _OPTIONAL_POSITIVE = ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "threads")
-_DTYPES = ("auto", "float32", "float16", "bfloat16", "half", "float", "bfloat16")
+_DTYPES = ("auto", "float32", "float16", "bfloat16", "half", "float")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
     """Arguments of ``LLM(...)`` and ``qiao serve``; one field per flag.
 
-    ``device`` is ``auto``, a plugin's name (``sim``, ``ascend``), with an index (``sim:1``), or a torch device string.
+    ``device`` is ``auto``, a plugin's name (``sim``), with an index (``sim:1``), or a torch device string.
     ``fallback`` is ``allow``, ``warn`` or ``deny``, or ``operator=policy`` items after it (``"warn,attention=deny"``).
-    ``fallback_budget`` is in bytes a step. ``drop`` leaves hooks of the plugin unused, to try what a gap costs.
-    Sizes are in bytes, times in seconds. Raises ``ParameterError`` naming the field.
+    ``gpu_memory_utilization`` is the share of a device's memory that weights and cache may take; None means 0.9, and
+    0.5 of what is free where the cache lies on the host, whose memory others share. ``fallback_budget`` is in bytes a
+    step. ``drop`` leaves hooks of the plugin unused, to try what a gap costs. Sizes are in bytes, times in seconds. Raises ``ParameterError`` naming the field.
     """
 
     model: str
@@ -44,7 +45,7 @@ class EngineArgs:
     fallback_budget: int | None = None
     drop: tuple[str, ...] = ()
     block_size: int = 16
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
@@ -67,12 +68,12 @@ class EngineArgs:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ParameterError(name, f"must be an integer of at least 1, got {value!r}")
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+        if self.gpu_memory_utilization is not None and not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ParameterError("gpu_memory_utilization", f"must be in (0, 1], got {self.gpu_memory_utilization}")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ParameterError("scheduling_policy", f"must be fcfs or priority, got {self.scheduling_policy!r}")
         if self.dtype.removeprefix("torch.") not in _DTYPES:
-            raise ParameterError("dtype", f"must be one of {', '.join(sorted(set(_DTYPES)))}, got {self.dtype!r}")
+            raise ParameterError("dtype", f"must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
         if not self.enable_chunked_prefill and self.max_model_len and self.max_num_batched_tokens < self.max_model_len:
             raise ParameterError(
                 "max_num_batched_tokens",

@@ -32,7 +32,7 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of a request's answers. ``logprobs[i]`` maps candidates to ``Logprob``, the sampled token always among them."""
+    """One of a request's answers. ``logprobs[i]`` maps candidates to ``Logprob``, the sampled one among them."""
 
     index: int
     text: str

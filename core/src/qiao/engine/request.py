@@ -10,9 +10,9 @@ from qiao.sampling_params import SamplingParams
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One prompt. The front end has tokenised, resolved ``max_tokens`` and checked everything against ``EngineInfo``.
 
-    ``params.n`` sequences share the prompt. A lower ``priority`` is served first. ``cache_salt`` separates prefix caches
-    of tenants. ``eos_token_ids`` end a sequence unless ``params.ignore_eos``. ``arrival`` is ``time.time()`` in
-    seconds.
+    ``params.n`` sequences share the prompt. A lower ``priority`` is served first. ``cache_salt`` separates the
+    prefix caches of tenants. ``eos_token_ids`` end a sequence unless ``params.ignore_eos``. ``arrival`` is
+    ``time.time()`` in seconds.
     """
 
     request_id: str
