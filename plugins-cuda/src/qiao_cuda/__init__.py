@@ -1,0 +1,1 @@
+"""Qiao on NVIDIA GPUs: reserved, no hook of the contract is implemented yet."""
