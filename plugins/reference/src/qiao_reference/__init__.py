@@ -1,1 +1,44 @@
-"""Every hook of the contract in plain torch: oracle of the conformance kit and last resort."""
+"""Every hook of the contract in plain torch on the CPU: last resort, and the first thing to read for plugin authors."""
+
+from qiao_reference.allocation import allocate_kv, copy_blocks, swap_blocks
+from qiao_reference.attention import attention, decode_attention, prepare_attention, write_kv
+from qiao_reference.device import (
+    capabilities,
+    capture,
+    collective_backend,
+    memory_info,
+    probe_devices,
+    synchronize,
+    utilization,
+)
+from qiao_reference.fused import add_rms_norm, gelu_mul, rms_norm, rope_write_kv, rotary, silu_mul
+from qiao_reference.matmul import matmul, pack_weight
+from qiao_reference.sampling import apply_penalties, logprobs, sample
+
+__all__ = [
+    "add_rms_norm",
+    "allocate_kv",
+    "apply_penalties",
+    "attention",
+    "capabilities",
+    "capture",
+    "collective_backend",
+    "copy_blocks",
+    "decode_attention",
+    "gelu_mul",
+    "logprobs",
+    "matmul",
+    "memory_info",
+    "pack_weight",
+    "prepare_attention",
+    "probe_devices",
+    "rms_norm",
+    "rope_write_kv",
+    "rotary",
+    "sample",
+    "silu_mul",
+    "swap_blocks",
+    "synchronize",
+    "utilization",
+    "write_kv",
+]

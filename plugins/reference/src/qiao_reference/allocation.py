@@ -1,0 +1,38 @@
+"""Allocation family: paged caches as plain tensors."""
+
+from __future__ import annotations
+
+import torch
+from qiao.contract import KVCache, hookimpl
+
+
+@hookimpl
+def allocate_kv(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, layout: str, device: str
+) -> KVCache:
+    """One layer's cache. Zeroed memory costs nothing until it is touched."""
+    shapes = {
+        "NHD": (num_blocks, block_size, num_kv_heads, head_dim),
+        "HND": (num_blocks, num_kv_heads, block_size, head_dim),
+    }
+    if layout not in shapes:
+        raise ValueError(f"KV layout {layout!r} is not one of NHD, HND")
+    key, value = (torch.zeros(shapes[layout], dtype=dtype, device=device) for _ in range(2))
+    return KVCache(key, value, block_size, layout)
+
+
+@hookimpl
+def copy_blocks(cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Block ``source[i]`` to ``target[i]`` inside one cache."""
+    for part in (cache.key, cache.value):
+        part.index_copy_(0, target, part.index_select(0, source))
+
+
+@hookimpl
+def swap_blocks(source_cache: KVCache, target_cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Block ``source[i]`` of one cache to ``target[i]`` of another of the same layout."""
+    if (source_cache.layout, source_cache.block_size) != (target_cache.layout, target_cache.block_size):
+        raise ValueError("swap_blocks needs caches of one layout and block size")
+    pairs = ((source_cache.key, target_cache.key), (source_cache.value, target_cache.value))
+    for from_part, to_part in pairs:
+        to_part.index_copy_(0, target, from_part.index_select(0, source).to(to_part.dtype))

@@ -1,0 +1,210 @@
+"""Attention family: decodes of similar length together, each prefill on its own.
+
+Sequences with one query are grouped by their context rounded up to a step that depends on nothing else, and padded to
+that step. So a sequence's sums have the same length and order whatever shares the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from qiao.contract import AttentionMetadata, KVCache, hookimpl
+from torch.nn import functional
+
+_SCORE_BYTES = 64 << 20
+"""Upper bound for one block of float32 scores where they have to be written out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decodes:
+    """Sequences with one query each: ``rows`` [b] in the packed queries, ``slots`` [b, L], ``lens`` [b]."""
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+    lens: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """One sequence with ``count`` queries from row ``start``; ``slots`` [L] of its whole context."""
+
+    start: int
+    count: int
+    slots: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where each sequence's keys lie, worked out once a step for all layers."""
+
+    block_size: int
+    decodes: tuple[_Decodes, ...]
+    prefills: tuple[_Prefill, ...]
+
+
+def _step(length: int) -> int:
+    """The least of 32, 48, 64, 96, 128, 192, ... that is no less than ``length``."""
+    size = 32
+    while size < length:
+        size *= 2
+    return size * 3 // 4 if size > 32 and length <= size * 3 // 4 else size
+
+
+def _slots(tables: torch.Tensor, lens: torch.Tensor, width: int, block_size: int) -> torch.Tensor:
+    """Cache slots [b, width] of positions 0, 1, ...; positions past the end point at position 0.
+
+    Padding must read memory that was written: 0 times a NaN left in a fresh block is NaN.
+    """
+    position = torch.arange(width)[None, :]
+    position = torch.where(position < lens[:, None], position, 0)
+    block = tables.gather(1, position // block_size)
+    return block * block_size + position % block_size
+
+
+def _make_plan(metadata: AttentionMetadata, block_size: int) -> Plan:
+    tables, groups = metadata.block_tables.long(), {}
+    prefills, start = [], 0
+    for i, (count, length) in enumerate(zip(metadata.query_lens, metadata.kv_lens, strict=True)):
+        if count == 1:
+            groups.setdefault(_step(length), []).append((i, start))
+        elif count > 1:
+            slots = _slots(tables[i : i + 1], torch.tensor([length]), length, block_size)[0]
+            prefills.append(_Prefill(start, count, slots))
+        start += count
+    decodes = []
+    for width, members in groups.items():
+        index, rows = torch.tensor(members).T
+        lens = metadata.seq_lens.long()[index]
+        decodes.append(_Decodes(rows, _slots(tables[index], lens, width, block_size), lens))
+    return Plan(block_size, tuple(decodes), tuple(prefills))
+
+
+def _gather(part: torch.Tensor, cache: KVCache, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The vectors at ``slots`` [b, L] as [b, K, L, D], contiguous, whatever the layout."""
+    heads = part.shape[2] if cache.layout == "NHD" else part.shape[1]
+    slots, head = slots[:, None, :], torch.arange(heads)[None, :, None]
+    if cache.layout == "NHD":
+        rows = slots * heads + head
+    else:
+        rows = (slots // cache.block_size * heads + head) * cache.block_size + slots % cache.block_size
+    picked = part.view(-1, part.shape[-1]).index_select(0, rows.flatten())
+    return picked.to(dtype).view(*rows.shape, part.shape[-1])
+
+
+def _softmax_product(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor, scale: float, soft_cap: float
+) -> torch.Tensor:
+    """Written-out attention in float32: ``query`` [b, K, G, D], ``visible`` broadcasts to [b, K, G, L]."""
+    scores = torch.matmul(query.float() * scale, key.transpose(-1, -2))
+    if soft_cap > 0:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    scores.masked_fill_(~visible, float("-inf"))
+    return torch.matmul(scores.softmax(-1), value)
+
+
+def _decode(
+    query: torch.Tensor, cache: KVCache, group: _Decodes, scale: float, sliding_window: int, soft_cap: float
+) -> torch.Tensor:
+    rows, (_, heads, size) = len(group.rows), query.shape
+    key = _gather(cache.key, cache, group.slots, torch.float32)
+    value = _gather(cache.value, cache, group.slots, torch.float32)
+    position, lens = torch.arange(key.shape[2])[None, :], group.lens[:, None]
+    visible = position < lens
+    if sliding_window > 0:
+        visible &= position >= lens - sliding_window
+    packed = query[group.rows].view(rows, key.shape[1], heads // key.shape[1], size)
+    out = _softmax_product(packed, key, value, visible[:, None, None, :], scale, soft_cap)
+    return out.view(rows, heads, size)
+
+
+def _prefill(
+    query: torch.Tensor, cache: KVCache, one: _Prefill, scale: float, sliding_window: int, soft_cap: float
+) -> torch.Tensor:
+    """``query`` [n, H, D] of one sequence; returns the same shape."""
+    count, heads, size = query.shape
+    dtype = torch.float32 if soft_cap > 0 else query.dtype
+    key, value = (_gather(x, cache, one.slots[None, :], dtype) for x in (cache.key, cache.value))
+    length, kv_heads = key.shape[2], key.shape[1]
+    at, position = torch.arange(length - count, length)[:, None], torch.arange(length)[None, :]
+    visible = position <= at
+    if sliding_window > 0:
+        visible &= position > at - sliding_window
+    if soft_cap <= 0:
+        plain = count == length and sliding_window <= 0
+        out = functional.scaled_dot_product_attention(
+            query.transpose(0, 1)[None],
+            key,
+            value,
+            attn_mask=None if plain else visible,
+            is_causal=plain,
+            scale=scale,
+            enable_gqa=heads != kv_heads,
+        )
+        return out[0].transpose(0, 1)
+    chunk = max(1, _SCORE_BYTES // (4 * heads * length))
+    parts = []
+    for first in range(0, count, chunk):
+        piece = query[first : first + chunk]
+        grouped = piece.view(len(piece), kv_heads, heads // kv_heads, size).permute(1, 2, 0, 3)
+        mask = visible[first : first + chunk]
+        out = _softmax_product(grouped, key[0, :, None], value[0, :, None], mask, scale, soft_cap)
+        parts.append(out.permute(2, 0, 1, 3).reshape(len(piece), heads, size))
+    return torch.cat(parts)
+
+
+@hookimpl
+def write_kv(key: torch.Tensor, value: torch.Tensor, cache: KVCache, slot_mapping: torch.Tensor) -> None:
+    """Scatter the new vectors; rows whose slot is -1 are left out."""
+    if bool((slot_mapping < 0).any()):
+        kept = (slot_mapping >= 0).nonzero().flatten()
+        key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
+    for part, new in ((cache.key, key), (cache.value, value)):
+        if cache.layout == "NHD":
+            part.view(-1, *part.shape[2:]).index_copy_(0, slot_mapping, new.to(part.dtype))
+        else:
+            part[slot_mapping // cache.block_size, :, slot_mapping % cache.block_size] = new.to(part.dtype)
+
+
+@hookimpl
+def prepare_attention(
+    metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+) -> Any:
+    """Groups the sequences and turns block tables into slots, once for all layers."""
+    return _make_plan(metadata, block_size)
+
+
+@hookimpl
+def attention(
+    query: torch.Tensor,
+    cache: KVCache,
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int,
+    soft_cap: float,
+) -> torch.Tensor:
+    """Mixed batch: see the module. Rows that belong to no sequence come back as zero."""
+    plan = metadata.plan
+    if not isinstance(plan, Plan) or plan.block_size != cache.block_size:
+        plan = _make_plan(metadata, cache.block_size)
+    out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    for group in plan.decodes:
+        out[group.rows] = _decode(query, cache, group, scale, sliding_window, soft_cap).to(query.dtype)
+    for one in plan.prefills:
+        rows = slice(one.start, one.start + one.count)
+        out[rows] = _prefill(query[rows], cache, one, scale, sliding_window, soft_cap).to(query.dtype)
+    return out
+
+
+@hookimpl
+def decode_attention(
+    query: torch.Tensor,
+    cache: KVCache,
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int,
+    soft_cap: float,
+) -> torch.Tensor:
+    """As ``attention``, which already takes decodes together."""
+    return attention(query, cache, metadata, scale, sliding_window, soft_cap)
