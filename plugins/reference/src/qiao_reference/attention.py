@@ -64,8 +64,9 @@ def _slots(tables: torch.Tensor, lens: torch.Tensor, width: int, block_size: int
 
 
 def _make_plan(metadata: AttentionMetadata, block_size: int) -> Plan:
-    tables, groups = metadata.block_tables.long(), {}
-    prefills, start = [], 0
+    tables = metadata.block_tables.long()
+    groups: dict[int, list[tuple[int, int]]] = {}
+    prefills, start = list[_Prefill](), 0
     for i, (count, length) in enumerate(zip(metadata.query_lens, metadata.kv_lens, strict=True)):
         if count == 1:
             groups.setdefault(_step(length), []).append((i, start))

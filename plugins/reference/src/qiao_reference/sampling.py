@@ -1,10 +1,12 @@
 """Sampling family, vectorised over rows and without a sort of the whole vocabulary where that can be avoided.
 
-Every filter of the specification keeps a prefix of the tokens in order of falling logit. So the ``k`` largest logits
-settle a row as soon as the prefix ends, or the token drawn lies, among them; ``k`` grows for the rows where it does not.
+Every filter of the specification keeps a prefix of the tokens in order of falling logit. So the ``k`` largest settle a
+row as soon as the prefix ends, or the token drawn lies, among them; ``k`` grows for the rows where that is not so.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from qiao.contract import LogprobOutput, PenaltyTensors, SamplingTensors, composites, hookimpl
@@ -65,13 +67,8 @@ def _draw(
 
 
 def _rows(params: SamplingTensors, rows: torch.Tensor) -> SamplingTensors:
-    return SamplingTensors(
-        *(x[rows] for x in (params.temperature, params.top_k, params.top_p, params.min_p, params.uniform)),
-        all_greedy=False,
-        any_top_k=params.any_top_k,
-        any_top_p=params.any_top_p,
-        any_min_p=params.any_min_p,
-    )
+    names = ("temperature", "top_k", "top_p", "min_p", "uniform")
+    return replace(params, **{name: getattr(params, name)[rows] for name in names})
 
 
 @hookimpl
