@@ -1,0 +1,163 @@
+"""Everything that ``/metrics`` shows. Label values come from fixed sets, so the number of series is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from qiao.observability import names
+from qiao.observability.snapshot import Snapshot, SnapshotCollector
+
+_METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")
+_REASONS = ("stop", "length", "abort", "error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRequest:
+    """One ended request: lengths in tokens, times in seconds (None where it never came so far)."""
+
+    finish_reasons: Sequence[str]
+    prompt_tokens: int
+    generation_tokens: int
+    n: int
+    max_tokens: int | None
+    e2e: float
+    queue: float | None = None
+    prefill: float | None = None
+    decode: float | None = None
+
+
+class _Histograms:
+    """One histogram under one or more names."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        aliases: Sequence[str],
+        text: str,
+        buckets: Sequence[float],
+        labels: dict[str, str],
+    ) -> None:
+        made = (Histogram(name, text, list(labels), buckets=buckets, registry=registry) for name in aliases)
+        self._children = [one.labels(**labels) for one in made]
+
+    def observe(self, value: float) -> None:
+        for child in self._children:
+            child.observe(value)
+
+
+class Metrics:
+    """The metrics of one server, in a registry of their own.
+
+    ``snapshot`` gives the engine's latest counters, ``engine_up`` and ``restarts`` the state of its process.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        snapshot: Callable[[], Snapshot],
+        *,
+        max_model_len: int,
+        cache_info: dict[str, str],
+        engine_up: Callable[[], float] = lambda: 1.0,
+        restarts: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._registry = CollectorRegistry()
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._registry.register(SnapshotCollector(snapshot, model_name))
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._registry)
+        self._add_request_histograms(max_model_len)
+        self._add_counters()
+        info = Gauge(names.CACHE_INFO, "Cache settings as labels.", ["engine", *cache_info], registry=self._registry)
+        info.labels(engine="0", **cache_info).set(1)
+        self._gauge(names.ENGINE_UP, "1 while the engine process is ready.", engine_up)
+        self._gauge(names.ENGINE_RESTARTS, "How often the engine was started again.", restarts)
+
+    def first_token(self, seconds: float) -> None:
+        """Time from arrival to a request's first token."""
+        self._ttft.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        """Time between two successive outputs of one sequence."""
+        self._itl.observe(seconds)
+
+    def finished(self, record: FinishedRequest) -> None:
+        """Count one ended request."""
+        for reason in record.finish_reasons:
+            self._success.labels(finished_reason=reason if reason in _REASONS else "error", **self._labels).inc()
+        self._prompt.observe(record.prompt_tokens)
+        self._generation.observe(record.generation_tokens)
+        self._n.observe(record.n)
+        if record.max_tokens is not None:
+            self._max_tokens.observe(record.max_tokens)
+        self._e2e.observe(record.e2e)
+        pairs = ((self._queue, record.queue), (self._prefill, record.prefill), (self._decode, record.decode))
+        for histogram, value in pairs:
+            if value is not None:
+                histogram.observe(max(0.0, value))
+        if record.prefill is not None and record.decode is not None:
+            self._inference.observe(max(0.0, record.prefill + record.decode))
+            per_sequence = record.generation_tokens / record.n
+            if per_sequence > 1:
+                self._tpot.observe(max(0.0, record.decode / (per_sequence - 1)))
+
+    def rejected(self) -> None:
+        """Count a request that the full queue refused."""
+        self._rejections.labels(reason="max_num_queued_reqs", model_name=self._labels["model_name"]).inc()
+
+    def http(self, handler: str, method: str, status: int, seconds: float) -> None:
+        """Count one HTTP exchange; ``handler`` is a route's template, never a raw path."""
+        known = method if method in _METHODS else "other"
+        self._http.labels(handler=handler, method=known, status=str(status)).inc()
+        self._http_seconds.labels(handler=handler, method=known).observe(seconds)
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The page and its content type, in the text or the OpenMetrics format as ``accept`` asks."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def _histogram(self, aliases: str | Sequence[str], text: str, buckets: Sequence[float]) -> _Histograms:
+        named = [aliases] if isinstance(aliases, str) else aliases
+        return _Histograms(self._registry, named, text, buckets, self._labels)
+
+    def _gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        Gauge(name, text, list(self._labels), registry=self._registry).labels(**self._labels).set_function(value)
+
+    def _add_request_histograms(self, max_model_len: int) -> None:
+        latency, tokens = names.LATENCY_BUCKETS, names.token_buckets(max_model_len)
+        self._ttft = self._histogram(names.TTFT, "Seconds from arrival to the first token.", names.TTFT_BUCKETS)
+        self._itl = self._histogram(names.ITL, "Seconds between two tokens of a sequence.", names.ITL_BUCKETS)
+        self._tpot = self._histogram(names.TPOT, "Mean seconds per token after the first.", names.ITL_BUCKETS)
+        self._e2e = self._histogram(names.E2E, "Seconds from arrival to the end.", latency)
+        self._queue = self._histogram(names.QUEUE, "Seconds from arrival to the first step.", latency)
+        self._prefill = self._histogram(names.PREFILL, "Seconds from the first step to the first token.", latency)
+        self._decode = self._histogram(names.DECODE, "Seconds from the first token to the last.", latency)
+        self._inference = self._histogram(names.INFERENCE, "Seconds from the first step to the last token.", latency)
+        self._prompt = self._histogram(names.REQUEST_PROMPT, "Prompt tokens of a request.", tokens)
+        self._generation = self._histogram(names.REQUEST_GENERATION, "Generated tokens of a request.", tokens)
+        self._n = self._histogram(names.PARAMS_N, "The n of a request.", names.N_BUCKETS)
+        self._max_tokens = self._histogram(names.PARAMS_MAX_TOKENS, "The max_tokens of a request.", tokens)
+
+    def _add_counters(self) -> None:
+        registry, keys = self._registry, list(self._labels)
+        self._success = Counter(
+            names.SUCCESS, "Ended sequences by reason.", [*keys, "finished_reason"], registry=registry
+        )
+        self._rejections = Counter(
+            names.REJECTED, "Requests refused by a full queue.", ["model_name", "reason"], registry=registry
+        )
+        self._http = Counter(
+            names.HTTP_REQUESTS, "HTTP exchanges.", ["handler", "method", "status"], registry=registry
+        )
+        self._http_seconds = Histogram(
+            names.HTTP_SECONDS, "Seconds to the end of the answer.", ["handler", "method"], registry=registry
+        )
+        for reason in _REASONS:
+            self._success.labels(finished_reason=reason, **self._labels)

@@ -1,0 +1,63 @@
+"""Metric names in one place: vLLM's (new and old), the field's dashboards' and Qiao's own.
+
+The one exemption from "no device name in core" is here: the dashboards of the field ask for ``npu_gpu_utilization`` and for
+vLLM's old ``gpu_cache_usage_perc`` by these names, whatever the device is.
+"""
+
+from __future__ import annotations
+
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+"""Current name and the name up to vLLM 0.8. A share from 0 to 1 in spite of the name, as in vLLM."""
+SWAPPED = "vllm:num_requests_swapped"
+HOST_KV_USAGE = "vllm:cpu_cache_usage_perc"
+ACTIVE_SEQS = "vllm:num_active_seqs"
+UTILIZATION = "npu_gpu_utilization"
+HIT_RATE = ("cache_hit_rate", "vllm:gpu_prefix_cache_hit_rate")
+
+PROMPT_TOKENS = "vllm:prompt_tokens"
+GENERATION_TOKENS = "vllm:generation_tokens"
+PREEMPTIONS = "vllm:num_preemptions"
+PREFIX_QUERIES = ("vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries")
+PREFIX_HITS = ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits")
+
+SUCCESS = "vllm:request_success"
+REJECTED = "vllm:admission_rejections"
+CACHE_INFO = "vllm:cache_config_info"
+
+TTFT = ("vllm:time_to_first_token_seconds", "time_to_first_token")
+ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+TPOT = "vllm:request_time_per_output_token_seconds"
+E2E = "vllm:e2e_request_latency_seconds"
+QUEUE = "vllm:request_queue_time_seconds"
+PREFILL = "vllm:request_prefill_time_seconds"
+DECODE = "vllm:request_decode_time_seconds"
+INFERENCE = "vllm:request_inference_time_seconds"
+REQUEST_PROMPT = "vllm:request_prompt_tokens"
+REQUEST_GENERATION = "vllm:request_generation_tokens"
+PARAMS_N = "vllm:request_params_n"
+PARAMS_MAX_TOKENS = "vllm:request_params_max_tokens"
+
+FALLBACK_CALLS = "qiao:fallback_calls"
+FALLBACK_BYTES = "qiao:fallback_bytes"
+FALLBACK_SECONDS = "qiao:fallback_seconds"
+ENGINE_UP = "qiao:engine_up"
+ENGINE_RESTARTS = "qiao:engine_restarts"
+
+HTTP_REQUESTS = "http_requests"
+HTTP_SECONDS = "http_request_duration_seconds"
+
+LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+N_BUCKETS = (1, 2, 5, 10, 20)
+
+
+def token_buckets(max_model_len: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, ... up to ``max_model_len`` (vLLM's series)."""
+    series = (step * 10**power for power in range(10) for step in (1, 2, 5))
+    return tuple(value for value in series if value <= max_model_len) or (1,)

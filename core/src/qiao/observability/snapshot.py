@@ -1,0 +1,109 @@
+"""Metrics that are read from the engine's latest counters when Prometheus asks, so that a step pays nothing for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from qiao.observability import names
+
+
+class FallbackTotals(Protocol):
+    """Running totals of one operator on the host."""
+
+    operator: str
+    calls: int
+    bytes_to_host: int
+    bytes_to_device: int
+    seconds: float
+
+
+class Snapshot(Protocol):
+    """What ``qiao.engine.request.EngineStats`` has; this layer may not import it."""
+
+    running: int
+    waiting: int
+    kv_blocks_total: int
+    kv_blocks_used: int
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+    prompt_tokens: int
+    generation_tokens: int
+    utilization: float | None
+
+    @property
+    def fallbacks(self) -> Sequence[FallbackTotals]:
+        """One record per operator on the host."""
+        ...
+
+
+class SnapshotCollector(Collector):
+    """Reads ``snapshot()`` at each scrape. Totals restart from zero with the engine, which Prometheus expects of counters."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot], model_name: str) -> None:
+        self._snapshot = snapshot
+        self._labels = {"model_name": model_name, "engine": "0"}
+
+    def collect(self) -> Iterator[Metric]:
+        """All gauges and counters of the moment."""
+        stats = self._snapshot()
+        yield from self._gauges(stats)
+        yield from self._counters(stats)
+        yield from self._fallbacks(stats.fallbacks)
+
+    def describe(self) -> list[Metric]:
+        """Nothing: keeps the registry from scraping while it registers."""
+        return []
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _gauges(self, stats: Snapshot) -> Iterator[Metric]:
+        yield self._gauge(names.RUNNING, "Requests in the running batch.", stats.running)
+        yield self._gauge(names.WAITING, "Requests waiting for their first or next step.", stats.waiting)
+        yield self._gauge(names.ACTIVE_SEQS, "Sequences in the running batch.", stats.running)
+        usage = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
+        for name in names.KV_USAGE:
+            yield self._gauge(name, "Share of KV cache blocks in use, 0 to 1.", usage)
+        rate = stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 0.0
+        for name in names.HIT_RATE:
+            yield self._gauge(name, "Share of prompt tokens found in the prefix cache since start, 0 to 1.", rate)
+        yield self._gauge(names.SWAPPED, "Always 0: preemption is by recompute.", 0)
+        yield self._gauge(names.HOST_KV_USAGE, "Always 0: there is no swap space.", 0)
+        if stats.utilization is not None:
+            yield self._gauge(names.UTILIZATION, "Device utilisation as the plugin reports it, 0 to 1.", stats.utilization)
+
+    def _counters(self, stats: Snapshot) -> Iterator[Metric]:
+        rows: list[tuple[tuple[str, ...], str, int]] = [
+            ((names.PROMPT_TOKENS,), "Prompt tokens taken in.", stats.prompt_tokens),
+            ((names.GENERATION_TOKENS,), "Tokens generated.", stats.generation_tokens),
+            ((names.PREEMPTIONS,), "Sequences put back to waiting for lack of blocks.", stats.preemptions),
+            (names.PREFIX_QUERIES, "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
+            (names.PREFIX_HITS, "Prompt tokens found in the prefix cache.", stats.prefix_hits),
+        ]
+        for aliases, text, value in rows:
+            for name in aliases:
+                family = CounterMetricFamily(name, text, labels=list(self._labels))
+                family.add_metric(list(self._labels.values()), value)
+                yield family
+
+    def _fallbacks(self, fallbacks: Sequence[FallbackTotals]) -> Iterator[Metric]:
+        keys = [*self._labels, "operator"]
+        calls = CounterMetricFamily(names.FALLBACK_CALLS, "Calls of an operator placed on the host.", labels=keys)
+        seconds = CounterMetricFamily(names.FALLBACK_SECONDS, "Seconds spent in it, copies included.", labels=keys)
+        moved = CounterMetricFamily(
+            names.FALLBACK_BYTES, "Bytes copied for it; direction is to_host or to_device.", labels=[*keys, "direction"]
+        )
+        for one in fallbacks:
+            values = [*self._labels.values(), one.operator]
+            calls.add_metric(values, one.calls)
+            seconds.add_metric(values, one.seconds)
+            moved.add_metric([*values, "to_host"], one.bytes_to_host)
+            moved.add_metric([*values, "to_device"], one.bytes_to_device)
+        yield from (calls, seconds, moved)

@@ -1,0 +1,175 @@
+"""The engine process: receive requests, step while there is work, sleep on the socket when there is none.
+
+Started by ``EngineClient``. The first line of standard input is JSON: the socket's address and the engine's arguments.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from qiao.config import EngineArgs
+from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
+from qiao.errors import QiaoError
+from qiao.observability.logs import configure_logging
+from qiao.transport.messages import (
+    Aborted,
+    Failed,
+    FromEngine,
+    Ready,
+    Refused,
+    Start,
+    Step,
+    Stop,
+    Submit,
+    ToEngine,
+    describe_error,
+)
+from qiao.transport.orphan import end_with_parent, ignore_terminal_signals
+
+logger = logging.getLogger(__name__)
+
+STATS_INTERVAL = 0.2
+"""Seconds between two snapshots of the counters while the engine is busy."""
+
+
+class HostedEngine(Protocol):
+    """What the loop needs of ``qiao.engine.Engine``."""
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue a request, or raise a ``QiaoError``."""
+        ...
+
+    def abort(self, request_ids: Sequence[str]) -> object:
+        """Drop requests; unknown ids are ignored."""
+        ...
+
+    def step(self) -> list[SequenceOutput]:
+        """Run one step."""
+        ...
+
+    def has_work(self) -> bool:
+        """Whether ``step`` would do anything."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counters now."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise if blocks and references disagree."""
+        ...
+
+
+Build = Callable[[EngineArgs], tuple[HostedEngine, EngineInfo]]
+
+
+class EngineLoop:
+    """One engine at one socket."""
+
+    def __init__(self, engine: HostedEngine, socket: zmq.Socket[bytes], check_integrity: bool = False) -> None:
+        self._engine = engine
+        self._socket = socket
+        self._check_integrity = check_integrity
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+        self._last_stats = 0.0
+
+    def send(self, message: FromEngine) -> None:
+        """Blocks while the front end is more than a thousand messages behind."""
+        self._socket.send(self._encoder.encode(message))
+
+    def run(self) -> None:
+        """Return when the front end says stop. Raises what a step raised."""
+        while True:
+            if not self._receive(wait=not self._engine.has_work()):
+                return
+            outputs = self._engine.step() if self._engine.has_work() else []
+            idle = not self._engine.has_work()
+            if idle and self._check_integrity:
+                self._engine.check_integrity()
+            now = time.monotonic()
+            if idle or now - self._last_stats >= STATS_INTERVAL:
+                self._last_stats = now
+                self.send(Step(outputs, self._engine.stats()))
+            elif outputs:
+                self.send(Step(outputs))
+
+    def _receive(self, wait: bool) -> bool:
+        """Take in all waiting messages, at least one if ``wait``. False when told to stop."""
+        flags = 0 if wait else zmq.NOBLOCK
+        while True:
+            try:
+                message = self._decoder.decode(self._socket.recv(flags))
+            except zmq.Again:
+                return True
+            if isinstance(message, Stop):
+                return False
+            if isinstance(message, Aborted):
+                self._engine.abort(message.request_ids)
+            else:
+                self._submit(message)
+            flags = zmq.NOBLOCK
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            self._engine.add_request(message.request)
+        except QiaoError as error:
+            self.send(Refused(message.request.request_id, describe_error(error)))
+
+
+def build(args: EngineArgs) -> tuple[HostedEngine, EngineInfo]:
+    """The real engine; imported late because it pulls in torch."""
+    from qiao.build import build_engine
+
+    built = build_engine(args)
+    return built.engine, built.info
+
+
+def main(build: Build = build) -> None:
+    """Entry of the engine process. Tests give another ``build``."""
+    ignore_terminal_signals()
+    start = msgspec.json.decode(_first_line(0), type=Start)
+    end_with_parent(0)
+    os.dup2(2, 1)  # what libraries print must not mix with the parent's own output
+    configure_logging(start.log_level, json_lines=start.log_json)
+    context = zmq.Context()
+    socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    socket.connect(start.address)
+    status = 0
+    try:
+        engine, info = build(start.args)
+        loop = EngineLoop(engine, socket, start.args.check_integrity)
+        loop.send(Ready(info))
+        loop.run()
+    except Exception as error:
+        status = 1
+        if not isinstance(error, QiaoError):
+            traceback.print_exc()
+        socket.send(msgspec.msgpack.encode(Failed(describe_error(error))))
+    socket.close(linger=2000)
+    context.term()
+    sys.stderr.flush()
+    os._exit(status)  # native runtimes may hang in their exit handlers
+
+
+def _first_line(fd: int) -> bytes:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        chunk = os.read(fd, 65536)
+        if not chunk:
+            raise SystemExit("qiao engine: the front end ended before it sent the arguments")
+        line += chunk
+    return bytes(line)
+
+
+if __name__ == "__main__":
+    main()

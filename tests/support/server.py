@@ -1,0 +1,145 @@
+"""A scripted engine that runs in a real engine process, so that transport and server are tested without a model.
+
+The next token depends on the last one only, through a table given in ``EngineArgs.hf_overrides``. Start it with
+``HostOptions(module="tests.support.server")``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from qiao.config import EngineArgs
+from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput, TokenLogprobs
+from qiao.errors import ModelError, OverloadedError
+from qiao.transport import host
+
+EOS = 257
+DIE = 301
+"""A prompt with this id kills the engine process."""
+RAISE = 302
+"""A prompt with this id makes a step raise."""
+FAULT = 303
+"""A prompt with this id fails alone."""
+FULL = 304
+"""A prompt with this id is refused as if the queue were full."""
+
+
+class ScriptedEngine:
+    """One token a step for every sequence of every request."""
+
+    def __init__(self, args: EngineArgs) -> None:
+        self.table = {int(k): int(v) for k, v in args.hf_overrides.get("table", {}).items()}
+        self.pause = float(args.hf_overrides.get("pause", 0.0))
+        self.limit = args.max_num_seqs
+        self.requests: dict[str, EngineRequest] = {}
+        self.made: dict[tuple[str, int], list[int]] = {}
+        self.totals = EngineStats(kv_blocks_total=100)
+
+    def add_request(self, request: EngineRequest) -> None:
+        if FULL in request.prompt_token_ids:
+            raise OverloadedError("the queue is full", retry_after=3)
+        if RAISE in request.prompt_token_ids:
+            raise ZeroDivisionError("a bug in the engine")
+        if DIE in request.prompt_token_ids:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.requests[request.request_id] = request
+        self.totals.prompt_tokens += len(request.prompt_token_ids)
+        for index in range(request.params.n):
+            self.made[request.request_id, index] = []
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self.requests.pop(request_id, None)
+            for key in [k for k in self.made if k[0] == request_id]:
+                del self.made[key]
+
+    def has_work(self) -> bool:
+        return bool(self.made)
+
+    def check_integrity(self) -> None:
+        assert all(key[0] in self.requests for key in self.made)
+
+    def step(self) -> list[SequenceOutput]:
+        time.sleep(self.pause)
+        self.totals.steps += 1
+        return [self._advance(*key) for key in list(self.made)[: self.limit]]
+
+    def stats(self) -> EngineStats:
+        running = min(len(self.made), self.limit)
+        self.totals.running, self.totals.waiting = running, len(self.made) - running
+        self.totals.kv_blocks_used = running
+        return self.totals
+
+    def _advance(self, request_id: str, index: int) -> SequenceOutput:
+        request = self.requests[request_id]
+        if FAULT in request.prompt_token_ids:
+            self.abort([request_id])
+            return SequenceOutput(request_id=request_id, finish_reason="error", error="operator attention raised: boom")
+        made, params = self.made[request_id, index], request.params
+        token = self.table.get((request.prompt_token_ids + made)[-1], EOS)
+        made.append(token)
+        self.totals.generation_tokens += 1
+        reason, stop_reason = None, None
+        if token in request.eos_token_ids and not params.ignore_eos:
+            reason = "stop"
+        elif token in (params.stop_token_ids or ()):
+            reason, stop_reason = "stop", token
+        elif params.max_tokens is not None and len(made) >= params.max_tokens:
+            reason = "length"
+        first = len(made) == 1
+        output = SequenceOutput(
+            request_id=request_id,
+            index=index,
+            token_ids=[token],
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            scheduled=time.time() if first else None,
+            first_token=time.time() if first else None,
+        )
+        if params.logprobs is not None:
+            others = [(token + k + 1) % 256 for k in range(params.logprobs)]
+            output.logprobs = [TokenLogprobs([token, *others], [-0.5] + [-2.0 - k for k in range(len(others))], 1)]
+        if first and index == 0 and params.prompt_logprobs is not None:
+            tail = [TokenLogprobs([t], [-1.0], 1) for t in request.prompt_token_ids[1:]]
+            output.prompt_logprobs = [None, *tail]
+        if reason is not None:
+            del self.made[request_id, index]
+        return output
+
+
+def chain(*texts: str) -> dict[int, int]:
+    """A table that makes ``"x>abc"`` answer a prompt that ends in ``x`` with ``abc`` and then EOS (bytes as ids)."""
+    table: dict[int, int] = {}
+    for text in texts:
+        head, _, tail = text.partition(">")
+        sequence = [*head.encode()[-1:], *tail.encode(), EOS]
+        table |= dict(zip(sequence, sequence[1:], strict=False))
+    return table
+
+
+def build(args: EngineArgs) -> tuple[ScriptedEngine, EngineInfo]:
+    """What ``qiao.build`` does for a real engine."""
+    if message := args.hf_overrides.get("fail"):
+        raise ModelError(message)
+    if args.hf_overrides.get("crash"):
+        raise KeyError("not a planned error")
+    info = EngineInfo(
+        device="cpu",
+        max_model_len=args.max_model_len or 512,
+        vocab_size=320,
+        block_size=16,
+        num_blocks=100,
+        max_num_seqs=args.max_num_seqs,
+        max_num_queued=args.max_num_queued_reqs,
+        dtype="float32",
+        kv_explanation="scripted",
+    )
+    return ScriptedEngine(args), info
+
+
+def main() -> None:
+    """Entry of the child process."""
+    host.main(build)

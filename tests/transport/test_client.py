@@ -1,0 +1,210 @@
+"""The engine client against a real child process with a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.support.server import DIE, EOS, FAULT, FULL, RAISE, chain
+
+from qiao.config import EngineArgs
+from qiao.engine.request import EngineRequest
+from qiao.errors import EngineDeadError, KernelError, ModelError, OverloadedError, ParameterError, QiaoError
+from qiao.sampling_params import SamplingParams
+from qiao.transport import EngineClient, EngineState
+from qiao.transport.process import HostOptions
+
+OPTIONS = HostOptions(module="tests.support.server", log_level="error")
+ENDLESS = {**chain("x>horse"), 100: 100}
+
+
+def args(**script: object) -> EngineArgs:
+    return EngineArgs(model="scripted", hf_overrides={"table": ENDLESS, **script}, check_integrity=True)
+
+
+def request(prompt: list[int], request_id: str = "r", **params: object) -> EngineRequest:
+    given = SamplingParams(**{"max_tokens": 16, **params})
+    return EngineRequest(request_id=request_id, prompt_token_ids=prompt, params=given, arrival=0.0, eos_token_ids=[EOS])
+
+
+@asynccontextmanager
+async def running(**options: object) -> AsyncIterator[EngineClient]:
+    client = EngineClient(args(pause=0.001), OPTIONS, backoff=0.01, **options)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.stop()
+
+
+async def tokens(client: EngineClient, asked: EngineRequest) -> list[int]:
+    return [token async for output in client.generate(asked) for token in output.token_ids]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def poll() -> None:
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(poll(), 20)
+
+
+def test_many_requests_share_one_engine_and_counters_return_to_zero() -> None:
+    async def scenario() -> None:
+        async with running() as client:
+            assert client.state is EngineState.READY
+            assert client.info.vocab_size == 320
+            asked = [request([ord("x")], f"r{i}") for i in range(20)]
+            answers = await asyncio.gather(*(tokens(client, one) for one in asked))
+            assert answers == [[*b"horse", EOS]] * 20
+            await until(lambda: client.stats().generation_tokens == 120)
+            assert (client.stats().running, client.stats().waiting) == (0, 0)
+            several = [o async for o in client.generate(request([ord("x")], "n", n=3))]
+            assert {o.index for o in several if o.finish_reason == "stop"} == {0, 1, 2}
+
+    asyncio.run(scenario())
+
+
+def test_leaving_early_aborts_in_the_engine() -> None:
+    async def scenario() -> None:
+        async with running() as client:
+            async with aclosing(client.generate(request([100], max_tokens=100000))) as outputs:
+                async for _ in outputs:
+                    break
+            await until(lambda: client.stats().running == 0 and client.stats().steps > 0)
+            assert client.stats().generation_tokens < 1000
+
+            task = asyncio.create_task(tokens(client, request([100], "cancelled", max_tokens=100000)))
+            await until(lambda: client.stats().running == 1)
+            task.cancel()
+            await until(lambda: client.stats().running == 0)
+
+    asyncio.run(scenario())
+
+
+def test_errors_of_one_request_arrive_as_themselves_and_hurt_nobody() -> None:
+    async def scenario() -> None:
+        async with running() as client:
+            with pytest.raises(OverloadedError, match="queue is full") as overload:
+                await tokens(client, request([FULL]))
+            assert overload.value.retry_after == 3
+            with pytest.raises(KernelError, match="boom"):
+                await tokens(client, request([FAULT]))
+            pending = asyncio.create_task(tokens(client, request([100], "same", max_tokens=50)))
+            await asyncio.sleep(0)
+            with pytest.raises(ParameterError, match="already running"):
+                await tokens(client, request([100], "same"))
+            assert len(await pending) == 50
+            assert client.restarts == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("poison", "cause"), [(DIE, "SIGKILL"), (RAISE, "ZeroDivisionError: a bug in the engine")])
+def test_a_dead_engine_fails_its_requests_and_is_started_again(poison: int, cause: str) -> None:
+    async def scenario() -> None:
+        async with running() as client:
+            first = client.pid
+            other = asyncio.create_task(tokens(client, request([100], "other", max_tokens=10**6)))
+            await until(lambda: client.stats().running == 1)
+            with pytest.raises(EngineDeadError, match=cause):
+                await tokens(client, request([poison], "poison"))
+            with pytest.raises(EngineDeadError, match=cause):
+                await other
+            assert client.state is not EngineState.READY
+            with pytest.raises(EngineDeadError, match="starting"):
+                await tokens(client, request([ord("x")], "too soon"))
+            await until(lambda: client.state is EngineState.READY)
+            assert client.pid != first
+            assert client.restarts == 1
+            assert await tokens(client, request([ord("x")], "after")) == [*b"horse", EOS]
+
+    asyncio.run(scenario())
+
+
+def test_restarts_are_bounded() -> None:
+    async def scenario() -> None:
+        async with running(max_restarts=1) as client:
+            for _ in range(2):
+                await until(lambda: client.state is EngineState.READY)
+                with pytest.raises(EngineDeadError):
+                    await tokens(client, request([DIE]))
+            await until(lambda: client.state is EngineState.DEAD)
+            with pytest.raises(EngineDeadError, match="not running.*SIGKILL"):
+                await tokens(client, request([ord("x")]))
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_start_carries_the_childs_own_cause() -> None:
+    async def scenario(expected: type[QiaoError], text: str, **script: object) -> None:
+        client = EngineClient(args(**script), OPTIONS)
+        with pytest.raises(expected, match=text):
+            await client.start()
+        assert client.state is EngineState.DEAD
+        await client.stop()
+
+    asyncio.run(scenario(ModelError, "no weights there; download", fail="no weights there; download them first"))
+    asyncio.run(scenario(QiaoError, "KeyError: 'not a planned error'", crash=True))
+
+
+def test_a_reader_that_falls_behind_loses_its_request_only() -> None:
+    async def scenario() -> None:
+        async with running(max_unread=5) as client:
+            outputs = client.generate(request([100], max_tokens=10**6))
+            await anext(outputs)
+            await until(lambda: client.stats().steps > 0 and client.stats().running == 0)
+            with pytest.raises(OverloadedError, match="more slowly"):
+                async for _ in outputs:
+                    pass
+            assert await tokens(client, request([ord("x")], "next", max_tokens=2)) == [*b"ho"]
+
+    asyncio.run(scenario())
+
+
+PARENT = """
+import asyncio, sys
+from qiao.config import EngineArgs
+from qiao.transport import EngineClient
+from qiao.transport.process import HostOptions
+async def main():
+    client = EngineClient(EngineArgs(model="scripted"), HostOptions(module="tests.support.server"))
+    await client.start()
+    print(client.pid, flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+def test_the_child_ignores_terminal_signals_and_ends_with_a_killed_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        os.kill(child.pid, signal.SIGINT)
+        os.kill(child.pid, signal.SIGTERM)
+        assert child.is_running()
+        parent.kill()
+        parent.wait()
+        psutil.wait_procs([child], timeout=20)
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_socket_lies_in_a_private_directory_that_is_removed() -> None:
+    async def scenario() -> None:
+        client = EngineClient(args(), OPTIONS)
+        await client.start()
+        assert client._process is not None
+        folder = Path(client._process._folder)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        await client.stop()
+        assert not folder.exists()
+
+    asyncio.run(scenario())
