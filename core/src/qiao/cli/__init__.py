@@ -1,0 +1,1 @@
+"""The ``qiao`` command. One module per subcommand, each with ``register(app)``; ``main`` assembles them."""

@@ -1,0 +1,36 @@
+"""``qiao complete``: continue text with a running server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from qiao.cli.chat import answer, read_line
+from qiao.cli.client import Client
+from qiao.cli.options import DEFAULT_URL, ApiKey, MaxTokens, ModelName, Quick, Stats, Url
+
+
+def complete(
+    url: Url = DEFAULT_URL,
+    model_name: ModelName = None,
+    api_key: ApiKey = None,
+    max_tokens: MaxTokens = None,
+    quick: Quick = None,
+    stats: Stats = False,
+) -> None:
+    """Continue a text, without a chat template; an empty line or Ctrl-D ends it."""
+    with Client(url, api_key) as client:
+        model = client.model(model_name)
+        while text := (quick if quick is not None else read_line("> ")):
+            body: dict[str, Any] = {"model": model, "prompt": text}
+            if max_tokens is not None:
+                body["max_tokens"] = max_tokens
+            answer(client, "/completions", body, stats)
+            if quick is not None:
+                break
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("complete")(complete)

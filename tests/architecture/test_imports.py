@@ -1,0 +1,41 @@
+"""Which way dependencies point."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.source import ROOT, imports, plugin_files, relative
+
+
+def test_import_linter_contracts_hold() -> None:
+    """The layers of the design, as declared in pyproject.toml."""
+    tool = Path(sys.executable).parent / "lint-imports"
+    result = subprocess.run([tool, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("path", plugin_files(), ids=relative)
+def test_plugins_import_only_the_contract(path: Path) -> None:
+    own = path.relative_to(ROOT).parts
+    package = own[own.index("src") + 1]
+    foreign = [
+        f"line {line}: {name}"
+        for name, line in imports(path)
+        if (name.split(".")[0] == "qiao" and not name.startswith("qiao.contract"))
+        or (name.startswith("qiao_") and name.split(".")[0] != package)
+    ]
+    assert not foreign
+
+
+@pytest.mark.parametrize("module", ["qiao", "qiao.errors", "qiao.config", "qiao.cli.main"])
+def test_import_stays_light(module: str) -> None:
+    """No torch, no vendor module and no plugin comes in with the names that every user imports."""
+    code = f"import sys, {module}; print(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(result.stdout.split())
+    heavy = {"torch", "transformers", "torch_npu", "torch_mlu", "qiao_reference", "qiao_conformance", "pluggy"}
+    assert not loaded & heavy
