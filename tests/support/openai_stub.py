@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class Stub:
-    """``words`` are streamed one chunk each; ``received`` collects (path, headers, body); ``status`` 200 or an error."""
+    """``words`` are streamed one chunk each; ``received`` collects (path, headers, body)."""
 
     words: list[str]
     status: int = 200
