@@ -1,0 +1,100 @@
+"""Model definitions over the OpTable, found by the architecture name of a checkpoint's config."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from qiao.contract import ModelShape
+from qiao.models.base import Model
+from qiao.models.decoder import Decoder
+from qiao.models.settings import Settings, settings_of
+from qiao.models.spec import shape_of
+from qiao.optable import OpTable
+
+__all__ = ["Model", "architectures", "create", "describe"]
+
+_FAMILIES = MappingProxyType(
+    {
+        "LlamaForCausalLM": "llama",
+        "LLaMAForCausalLM": "llama",
+        "MistralForCausalLM": "llama",
+        "SmolLM3ForCausalLM": "llama",
+        "InternLM3ForCausalLM": "llama",
+    }
+)
+"""Architecture to the module that defines it; the module is imported on first use."""
+
+_MODEL_TYPES = MappingProxyType(
+    {
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "smollm3": "SmolLM3ForCausalLM",
+        "internlm3": "InternLM3ForCausalLM",
+    }
+)
+"""For configs without ``architectures``."""
+
+
+def architectures() -> tuple[str, ...]:
+    """Architectures with a definition of their own; others run through the generic adapter."""
+    return tuple(_FAMILIES)
+
+
+def describe(config: Any) -> ModelShape:
+    """The shape of a model from its config alone: no weights, no device.
+
+    ``config`` is the raw dict of a ``config.json`` or a transformers ``PretrainedConfig``.
+    Raises ``ModelError`` naming the field that is missing or wrong.
+    """
+    settings = settings_of(config)
+    architecture = _architecture(settings)
+    if architecture not in _FAMILIES:
+        return _generic().describe(config)  # type: ignore[no-any-return]
+    spec = _family(architecture).spec(settings, architecture)
+    return shape_of(spec, _dtype_name(settings))
+
+
+def create(config: Any, ops: OpTable, dtype: torch.dtype, max_length: int | None = None) -> Model:
+    """An empty model of ``config`` whose weights will lie where ``ops`` reads them; fill it with ``load``.
+
+    ``max_length`` is the longest sequence that will be served, in tokens (the model's own context where None).
+    Raises ``ModelError`` naming the field that is missing or wrong.
+    """
+    settings = settings_of(config)
+    architecture = _architecture(settings)
+    if architecture not in _FAMILIES:
+        return _generic().create(config, ops, dtype)  # type: ignore[no-any-return]
+    family = _family(architecture)
+    return Decoder(family.spec(settings, architecture), ops, dtype, family.translate, max_length)
+
+
+def _architecture(settings: Settings) -> str:
+    given = settings.get("architectures") or []
+    if isinstance(given, str) or not isinstance(given, list | tuple):
+        raise settings.error("architectures", f"must be a list of names, got {given!r}")
+    for name in given:
+        if name in _FAMILIES:
+            return str(name)
+    if given:
+        return str(given[0])
+    model_type = settings.text("model_type", "")
+    if not model_type:
+        raise settings.error("architectures", "is missing, and so is model_type; one of them must name the model")
+    return _MODEL_TYPES.get(model_type, model_type)
+
+
+def _family(architecture: str) -> Any:
+    return import_module(f"qiao.models.{_FAMILIES[architecture]}")
+
+
+def _generic() -> Any:
+    return import_module("qiao.models.generic")
+
+
+def _dtype_name(settings: Settings) -> str:
+    value = settings.get("dtype", settings.get("torch_dtype", "float32"))
+    return str(value).removeprefix("torch.")

@@ -1,0 +1,90 @@
+"""How a checkpoint's tensors reach the layers: each layer offers named targets, the loader fills them one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from qiao.errors import ModelError
+
+_SHOWN = 5
+"""Names that an error lists before it only counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A place for one checkpoint tensor of exactly ``shape``.
+
+    A fused tensor ``covers`` the names of its parts: either it comes, or they do.
+    """
+
+    shape: tuple[int, ...]
+    put: Callable[[torch.Tensor], None]
+    covers: tuple[str, ...] = ()
+
+
+def floating(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``tensor`` as ``dtype``; any of float16, bfloat16, float32 and float64 may come.
+
+    Raises ``ModelError`` for integers, which are a quantized weight under a plain name.
+    """
+    if not tensor.is_floating_point():
+        raise ModelError(
+            f"tensor {name} is {str(tensor.dtype).removeprefix('torch.')}, expected floating point; "
+            "a quantized checkpoint must say so in config.json (quantization_config)"
+        )
+    return tensor.to(dtype)
+
+
+def _listing(names: Iterable[str]) -> str:
+    """The first few of ``names`` and how many more there are."""
+    every = sorted(names)
+    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
+    return ", ".join(every[:_SHOWN]) + more
+
+
+def fill(
+    targets: Mapping[str, Target],
+    weights: Iterable[tuple[str, torch.Tensor]],
+    either: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Put each of ``weights`` into its target, one at a time, none kept. Of a pair in ``either``, one is enough.
+
+    Raises ``ModelError`` naming a tensor that has no target, comes twice or has another shape, or those that never came.
+    """
+    unexpected: list[str] = []
+    seen: set[str] = set()
+    for name, tensor in weights:
+        target = targets.get(name)
+        if target is None:
+            unexpected.append(name)
+            continue
+        if name in seen or seen.intersection(target.covers):
+            raise ModelError(f"tensor {name} comes twice in the checkpoint, or both fused and in parts")
+        if tuple(tensor.shape) != target.shape:
+            raise ModelError(
+                f"tensor {name} has shape {list(tensor.shape)}, but config.json asks for {list(target.shape)}; "
+                "the weights and the config belong to different models"
+            )
+        target.put(tensor)
+        seen.add(name)
+        seen.update(target.covers)
+    for one, other in either:
+        seen.update((one, other) if seen.intersection((one, other)) else ())
+    missing = [n for n, t in targets.items() if n not in seen and not t.covers]
+    if missing or unexpected:
+        raise ModelError(_mismatch(missing, unexpected))
+
+
+def _mismatch(missing: list[str], unexpected: list[str]) -> str:
+    found = []
+    if missing:
+        found.append(f"lacks tensors that the config asks for: {_listing(missing)}")
+    if unexpected:
+        found.append(f"holds tensors that this architecture does not use: {_listing(unexpected)}")
+    return (
+        f"the checkpoint {' and '.join(found)}; "
+        "check that config.json belongs to these weights and that all shards are there"
+    )
