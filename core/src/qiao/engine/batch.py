@@ -1,0 +1,116 @@
+"""The tensors of one step, gathered from the persistent rows with numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from qiao.contract import AttentionMetadata
+from qiao.engine.rows import Int32, Int64, RowTable
+from qiao.engine.scheduler import Step
+from qiao.engine.sequence import Sequence
+
+
+def place(array: npt.NDArray[Any], device: str) -> torch.Tensor:
+    """``array`` as a tensor on ``device``: one copy, or none where that is the host."""
+    tensor = torch.from_numpy(array)
+    return tensor if device == "cpu" else tensor.to(device)
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step on the host. Letters as in ``qiao.contract.types``.
+
+    ``rows`` [B] are the sequences' places in the row table, ``counts`` [B] their new tokens. ``sampled`` are the N sequences
+    that get a token, ``sampled_rows`` [N] their places, ``logits_index`` [N] the packed position whose logits each uses.
+    """
+
+    rows: Int64
+    counts: Int64
+    token_ids: Int64
+    positions: Int64
+    query_start: Int32
+    seq_lens: Int32
+    block_tables: Int32
+    slot_mapping: Int64
+    sampled: list[Sequence]
+    sampled_rows: Int64
+    logits_index: Int64
+
+    def metadata(self, device: str) -> AttentionMetadata:
+        """The attention metadata on ``device``."""
+        return AttentionMetadata(
+            query_start=place(self.query_start, device),
+            seq_lens=place(self.seq_lens, device),
+            block_tables=place(self.block_tables, device),
+            slot_mapping=place(self.slot_mapping, device),
+            query_lens=tuple(self.counts.tolist()),
+            kv_lens=tuple(self.seq_lens.tolist()),
+        )
+
+
+def build_batch(step: Step, table: RowTable, block_size: int) -> Batch:
+    """Gather the batch of ``step``; sequence i is row i of every [B] array."""
+    seqs = step.seqs
+    rows = table.of(seqs, len(seqs))
+    counts = np.array(step.counts, np.int64)
+    start = table.computed[rows]
+    ends = start + counts
+    query_start = np.zeros(len(seqs) + 1, np.int64)
+    np.cumsum(counts, out=query_start[1:])
+    if query_start[-1] == len(seqs):
+        token_rows, positions, token_ids = rows, start, table.last_token[rows]
+        token_ids = _prompt_tokens(step, query_start, token_ids)
+    else:
+        token_rows = np.repeat(rows, counts)
+        positions = np.arange(query_start[-1]) + np.repeat(start - query_start[:-1], counts)
+        token_ids = _prompt_tokens(step, query_start, table.last_token[token_rows])
+    block, offset = np.divmod(positions, block_size)
+    slots = table.block_tables[token_rows, block] * np.int64(block_size) + offset
+    width = -(-int(ends.max()) // block_size)
+    sampled, index = _sampled(step, query_start)
+    return Batch(
+        rows=rows,
+        counts=counts,
+        token_ids=token_ids,
+        positions=positions,
+        query_start=query_start.astype(np.int32),
+        seq_lens=ends.astype(np.int32),
+        block_tables=table.block_tables[rows, :width],
+        slot_mapping=slots,
+        sampled=sampled,
+        sampled_rows=table.of(sampled, len(sampled)),
+        logits_index=index,
+    )
+
+
+def _prompt_tokens(step: Step, query_start: Int64, token_ids: Int64) -> Int64:
+    """Put the tokens of prompt chunks over what was gathered as if every sequence fed its last token."""
+    for i, (seq, count) in enumerate(zip(step.seqs, step.counts, strict=True)):
+        if count > 1 or seq.num_computed + 1 < len(seq.tokens):
+            at, done = int(query_start[i]), seq.num_computed
+            token_ids[at : at + count] = seq.tokens[done : done + count]
+    return token_ids
+
+
+def _sampled(step: Step, query_start: Int64) -> tuple[list[Sequence], Int64]:
+    """Sequences whose tokens are complete after the step, forked siblings beside their leader."""
+    chosen = [
+        i
+        for i, (seq, count) in enumerate(zip(step.seqs, step.counts, strict=True))
+        if seq.num_computed + count == len(seq.tokens) < seq.limit
+    ]
+    forks = dict(step.forks)
+    if not forks:
+        return [step.seqs[i] for i in chosen], query_start[1:][chosen] - 1
+    sampled: list[Sequence] = []
+    index: list[int] = []
+    for i in chosen:
+        group = [step.seqs[i], *forks.get(i, ())]
+        sampled += group
+        index += [int(query_start[i + 1]) - 1] * len(group)
+    return sampled, np.array(index, np.int64)

@@ -1,0 +1,85 @@
+"""Block manager: who owns which block of the paged KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from qiao.engine.prefix import PrefixCache
+
+
+class BlockManager:
+    """Free list and reference counts of ``num_blocks`` blocks of ``block_size`` tokens.
+
+    A block is free, referenced (by one sequence, or by several that share it), or cached: unreferenced, its content kept
+    for a prefix hit until the memory is needed. ``cache`` None switches the last state off.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, cache: PrefixCache | None = None) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.cache = cache
+        self.references = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+
+    @property
+    def free(self) -> list[int]:
+        """Blocks without reference and content. Read only."""
+        return self._free
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be allocated now, by eviction if need be."""
+        return len(self._free) + (len(self.cache.unused) if self.cache is not None else 0)
+
+    @property
+    def used(self) -> int:
+        """Blocks that a sequence refers to."""
+        return self.num_blocks - self.available
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that ``tokens`` tokens fill, the last one perhaps in part."""
+        return -(-tokens // self.block_size)
+
+    def allocate(self, count: int) -> list[int]:
+        """``count`` blocks with one reference each; the caller has made sure that they are ``available``."""
+        assert count <= self.available, f"{count} blocks asked, {self.available} available"
+        blocks: list[int] = []
+        for _ in range(count):
+            if self._free:
+                block = self._free.pop()
+            else:
+                assert self.cache is not None
+                block = self.cache.evict()
+            self.references[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def unreferenced(self, blocks: Iterable[int]) -> int:
+        """How many of ``blocks`` (of a prefix hit) would leave the available ones when shared."""
+        return sum(self.references[b] == 0 for b in blocks)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more reference to each of ``blocks``, which are referenced or cached."""
+        for block in blocks:
+            if self.references[block] == 0:
+                assert self.cache is not None
+                self.cache.revive(block)
+            self.references[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One reference less to each of a table's ``blocks``. The tail is retired first, so that it is evicted first."""
+        cache = self.cache
+        for block in reversed(blocks):
+            count = self.references[block] - 1
+            assert count >= 0, f"block {block} released without a reference"
+            self.references[block] = count
+            if count == 0:
+                if cache is not None and block in cache:
+                    cache.retire(block)
+                else:
+                    self._free.append(block)
+
+    def forget(self) -> None:
+        """Drop all cached content; referenced blocks stay with their sequences."""
+        if self.cache is not None:
+            self._free.extend(self.cache.clear())

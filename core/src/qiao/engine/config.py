@@ -1,0 +1,73 @@
+"""What the engine is built with: resolved numbers, no user flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from qiao.errors import ParameterError
+
+_POSITIVE = (
+    "num_blocks",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "vocab_size",
+    "max_num_queued",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Sizes and policies of one engine.
+
+    ``num_blocks`` blocks of ``block_size`` tokens are the whole KV cache, of ``dtype``. ``max_num_batched_tokens`` is the
+    token budget of a step and ``max_num_seqs`` the most sequences in it; ``long_prefill_token_threshold`` caps one
+    prompt's chunk (0: only the budget does). ``scheduling_policy`` is ``fcfs`` or ``priority``. More than
+    ``max_num_queued`` waiting sequences are refused. ``seed`` starts the generator that seeds unseeded requests.
+    ``check_integrity`` compares blocks and references whenever the engine falls idle.
+
+    Raises ``ParameterError`` naming the field.
+    """
+
+    num_blocks: int
+    vocab_size: int
+    max_model_len: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    dtype: torch.dtype = torch.float32
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    scheduling_policy: str = "fcfs"
+    long_prefill_token_threshold: int = 0
+    max_num_queued: int = 1024
+    seed: int = 0
+    check_integrity: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if getattr(self, name) < 1:
+                raise ParameterError(name, f"must be at least 1, got {getattr(self, name)}")
+        if self.long_prefill_token_threshold < 0:
+            raise ParameterError("long_prefill_token_threshold", "must be 0 (off) or more")
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise ParameterError("scheduling_policy", f"must be fcfs or priority, got {self.scheduling_policy!r}")
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.capacity:
+            raise ParameterError(
+                "max_num_batched_tokens",
+                f"without chunked prefill it must hold the longest sequence ({self.capacity} tokens), "
+                f"got {self.max_num_batched_tokens}; raise it, lower max_model_len, or allow chunked prefill",
+            )
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens that one sequence can have: the context, or the whole cache if that is smaller."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    @property
+    def max_blocks_per_seq(self) -> int:
+        """Width of a full block table."""
+        return -(-self.capacity // self.block_size)

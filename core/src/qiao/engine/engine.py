@@ -1,0 +1,287 @@
+"""The engine: requests in, tokens out, one step at a time."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+
+import torch
+
+from qiao.engine.blocks import BlockManager
+from qiao.engine.config import EngineConfig
+from qiao.engine.integrity import check_scheduler
+from qiao.engine.prefix import PrefixCache
+from qiao.engine.request import EngineRequest, EngineStats, FallbackCount, SequenceOutput, TokenLogprobs
+from qiao.engine.rows import RowTable
+from qiao.engine.runner import Runner
+from qiao.engine.sampler import NO_TOKEN, Sampled
+from qiao.engine.scheduler import Scheduler, Step
+from qiao.engine.sequence import Request, Sequence, Status
+from qiao.engine.validation import check_request
+from qiao.errors import OverloadedError, ParameterError, QiaoError
+from qiao.models.base import Model
+from qiao.optable import OpTable
+
+logger = logging.getLogger(__name__)
+
+_NO_TOKEN_TEXT = "the model's logits hold NaN, or no token is left after allowed_token_ids, bad_words and min_tokens"
+
+
+def _no_fallbacks() -> Items[FallbackCount]:
+    return ()
+
+
+class Engine:
+    """Continuous batching over one model. Not thread safe: one owner calls everything.
+
+    Raises ``torch.OutOfMemoryError`` where the KV cache does not fit.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        ops: OpTable,
+        config: EngineConfig,
+        fallback_counts: Callable[[], Items[FallbackCount]] = _no_fallbacks,
+    ) -> None:
+        self.config = config
+        self._ops = ops
+        self._fallback_counts = fallback_counts
+        cache = PrefixCache() if config.enable_prefix_caching else None
+        self._blocks = BlockManager(config.num_blocks, config.block_size, cache)
+        self._rows = RowTable(config.max_num_seqs, config.max_blocks_per_seq)
+        self._runner = Runner(model, ops, config, self._rows)
+        self._scheduler = Scheduler(config, self._blocks, self._rows, self._runner.sampler.join)
+        self._requests: dict[str, Request] = {}
+        self._arrivals = 0
+        self._seeds = random.Random(config.seed)  # noqa: S311 - sampling, not secrets
+        self._totals = EngineStats(kv_blocks_total=config.num_blocks)
+
+    # requests ---------------------------------------------------------------------------------------------------------
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue ``request``.
+
+        Raises ``ParameterError`` for a wrong field, ``PromptTooLongError`` where the prompt can never fit, and
+        ``OverloadedError`` where the queue is full. Nothing is kept of a refused request.
+        """
+        config = self.config
+        if request.request_id in self._requests:
+            raise ParameterError("request_id", f"{request.request_id!r} is running already")
+        check_request(request, config)
+        if len(self._scheduler.waiting) >= config.max_num_queued:
+            raise OverloadedError(
+                f"{len(self._scheduler.waiting)} sequences wait, the limit is {config.max_num_queued}; "
+                "try again later or raise --max-num-queued-reqs"
+            )
+        state = self._make(request)
+        self._requests[state.id] = state
+        self._scheduler.add(state.sequences[0])
+
+    def _make(self, request: EngineRequest) -> Request:
+        params, state = request.params, Request(request)
+        limit = self.config.capacity
+        if params.max_tokens is not None:
+            limit = min(limit, len(request.prompt_token_ids) + params.max_tokens)
+        seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
+        level = request.priority if self.config.scheduling_policy == "priority" else 0
+        self._arrivals += 1
+        state.sequences = [
+            Sequence(state, i, request, (level, self._arrivals, i), limit, seed + i) for i in range(params.n)
+        ]
+        return state
+
+    def abort(self, request_ids: Iterable[str], index: int | None = None) -> None:
+        """End requests at once, or only their sequence ``index``; their blocks are free on return.
+
+        Unknown and finished ids are ignored. No output follows.
+        """
+        for request_id in list(request_ids):
+            request = self._requests.get(request_id)
+            if request is not None:
+                chosen = request.sequences if index is None else request.sequences[index : index + 1]
+                self._finish_all(chosen)
+        self._idle_check()
+
+    def has_work(self) -> bool:
+        """Whether ``step`` has anything to do."""
+        return bool(self._requests)
+
+    # steps ------------------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[SequenceOutput]:
+        """Run one step and return what it added.
+
+        An error of the model or an operator ends the requests of the step with ``finish_reason`` ``error``; the engine goes on.
+        """
+        if not self._requests:
+            return []
+        step = self._scheduler.schedule()
+        assert step.seqs, "nothing can be scheduled although requests wait"
+        self._note_scheduled(step)
+        try:
+            batch = self._runner.build(step)
+            result = self._runner.run(step, batch)
+        except Exception as error:  # whatever a vendor's operator raises is one request's failure, not the engine's
+            logger.exception("a step of %d sequences failed", len(step.seqs))
+            outputs = self._fail({s.request.id: s.request for s in step.seqs}.values(), _describe(error))
+        else:
+            self._advance(step)
+            outputs = self._collect(step, batch.sampled, result)
+        self._idle_check()
+        return outputs
+
+    def _note_scheduled(self, step: Step) -> None:
+        totals = self._totals
+        totals.steps += 1
+        totals.last_step_tokens = step.num_tokens
+        for seq in step.seqs:
+            if seq.request.scheduled is None:
+                seq.request.scheduled = time.time()
+                totals.prompt_tokens += seq.num_prompt
+
+    def _advance(self, step: Step) -> None:
+        """Count the computed tokens and make newly filled blocks findable."""
+        cache, block_size = self._blocks.cache, self.config.block_size
+        for seq, count in zip(step.seqs, step.counts, strict=True):
+            seq.num_computed += count
+            if cache is not None:
+                full = seq.num_computed // block_size
+                if full > seq.num_registered:
+                    keys = seq.keys_up_to(full, block_size)
+                    for i in range(seq.num_registered, full):
+                        cache.register(seq.blocks[i], keys[i])
+                    seq.num_registered = full
+
+    def _collect(self, step: Step, sampled: list[Sequence], result: Sampled) -> list[SequenceOutput]:
+        outputs = self._collect_scored(step)
+        logprobs = result.logprobs or [None] * len(sampled)
+        failed: dict[str, Request] = {}
+        finished: list[Sequence] = []
+        for seq, token, scored in zip(sampled, result.token_ids.tolist(), logprobs, strict=True):
+            request, tokens = seq.request, seq.tokens
+            if token == NO_TOKEN or request.fault is not None:
+                failed[request.id] = request
+                continue
+            tokens.append(token)
+            output = SequenceOutput(
+                request_id=request.id,
+                index=seq.index,
+                token_ids=[token],
+                logprobs=None if scored is None else [scored],
+                num_cached_tokens=request.cached_tokens,
+            )
+            if len(tokens) == seq.num_prompt + 1:
+                self._first(seq, output)
+            if token in seq.stops:
+                output.finish_reason, output.stop_reason = "stop", seq.stops[token]
+                finished.append(seq)
+            elif len(tokens) >= seq.limit:
+                output.finish_reason = "length"
+                finished.append(seq)
+            outputs.append(output)
+        self._totals.generation_tokens += len(outputs)
+        self._finish_all(finished)
+        if failed:
+            outputs = [o for o in outputs if o.request_id not in failed]
+            for request in failed.values():
+                outputs += self._fail([request], request.fault or _NO_TOKEN_TEXT)
+        return outputs
+
+    def _collect_scored(self, step: Step) -> list[SequenceOutput]:
+        """Outputs of the sequences that end with their prompt, because no token was asked for."""
+        outputs: list[SequenceOutput] = []
+        forks = dict(step.forks)
+        for i, leader in enumerate(step.seqs):
+            if leader.num_computed < len(leader.tokens) or leader.wants_token:
+                continue
+            if leader.request.fault is not None:
+                outputs += self._fail([leader.request], leader.request.fault)
+                continue
+            group = [leader, *forks.get(i, ())]
+            for seq in group:
+                output = SequenceOutput(
+                    request_id=seq.request.id,
+                    index=seq.index,
+                    finish_reason="length",
+                    num_cached_tokens=seq.request.cached_tokens,
+                )
+                self._first(seq, output)
+                outputs.append(output)
+            self._finish_all(group)
+        return outputs
+
+    @staticmethod
+    def _first(seq: Sequence, output: SequenceOutput) -> None:
+        """What only the first output of a sequence carries."""
+        request = seq.request
+        if request.first_token is None:
+            request.first_token = time.time()
+        output.scheduled, output.first_token = request.scheduled, request.first_token
+        if seq.index == 0 and request.params.prompt_logprobs is not None and not request.prompt_sent:
+            output.prompt_logprobs = request.prompt_logprobs
+            request.prompt_logprobs = []
+            request.prompt_sent = True
+
+    # ends -------------------------------------------------------------------------------------------------------------
+
+    def _finish_all(self, seqs: Iterable[Sequence]) -> None:
+        for seq in list(seqs):
+            if seq.status is Status.FINISHED:
+                continue
+            self._scheduler.finish(seq)
+            seq.request.unfinished -= 1
+            if not seq.request.unfinished:
+                del self._requests[seq.request.id]
+
+    def _fail(self, requests: Iterable[Request], text: str) -> list[SequenceOutput]:
+        outputs: list[SequenceOutput] = []
+        for request in requests:
+            ended = [s for s in request.sequences if s.status is not Status.FINISHED]
+            self._finish_all(ended)
+            outputs += [
+                SequenceOutput(request_id=request.id, index=s.index, finish_reason="error", error=text) for s in ended
+            ]
+        return outputs
+
+    def _idle_check(self) -> None:
+        if self.config.check_integrity and not self._requests:
+            self.check_integrity()
+
+    # state ------------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """Totals so far and the state of this moment."""
+        totals, scheduler = self._totals, self._scheduler
+        totals.running = len(scheduler.running)
+        totals.waiting = len(scheduler.waiting)
+        totals.kv_blocks_used = self._blocks.used
+        totals.prefix_queries = scheduler.prefix_queries
+        totals.prefix_hits = scheduler.prefix_hits
+        totals.preemptions = scheduler.num_preemptions
+        if self._ops.utilization is not None:
+            totals.utilization = self._ops.utilization(self._ops.device)
+        totals.fallbacks = list(self._fallback_counts())
+        return totals
+
+    def check_integrity(self) -> None:
+        """Compare blocks, references and rows; when idle also that none is in use. Raises ``IntegrityError``."""
+        check_scheduler(self._scheduler)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; running sequences keep their blocks."""
+        self._blocks.forget()
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            f"out of memory during a step: {error}; lower --max-num-batched-tokens, --max-num-seqs or "
+            "--gpu-memory-utilization"
+        )
+    if isinstance(error, QiaoError):
+        return str(error)
+    return f"the model failed during a step: {type(error).__name__}: {error}"

@@ -1,0 +1,96 @@
+"""Changes to single logits: allowed tokens, bad words, tokens that may not end a sequence yet, biases."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from qiao.engine.batch import place
+from qiao.engine.rows import Int64
+from qiao.engine.sequence import Sequence
+
+
+class _RowEdit:
+    """The edits of one sequence, resolved once."""
+
+    __slots__ = ("allowed", "bad_words", "bias", "ends", "min_tokens", "seq")
+
+    def __init__(self, seq: Sequence, vocab_size: int) -> None:
+        params = seq.request.params
+        self.seq = seq
+        self.bias = params.logit_bias or {}
+        self.allowed = sorted(set(params.allowed_token_ids or ()))
+        self.bad_words = params.bad_words_token_ids or []
+        self.min_tokens = params.min_tokens
+        self.ends = [t for t in seq.stops if t < vocab_size]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing will ever be changed."""
+        return not (self.bias or self.allowed or self.bad_words or self.min_tokens)
+
+    def banned(self) -> list[int]:
+        """Token ids that may not come next."""
+        seq = self.seq
+        found = list(self.ends) if seq.num_output < self.min_tokens else []
+        for word in self.bad_words:
+            before = len(word) - 1
+            if seq.num_output >= before and (not before or seq.tokens[-before:] == word[:-1]):
+                found.append(word[-1])
+        return found
+
+
+class LogitEdits:
+    """Edits by row. ``active`` [R] says which rows have any."""
+
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
+        self.active = np.zeros(num_rows, np.bool_)
+        self._edits: dict[int, _RowEdit] = {}
+        self._vocab_size = vocab_size
+
+    def join(self, seq: Sequence) -> None:
+        """Take over the edits of ``seq`` at its row."""
+        edit = _RowEdit(seq, self._vocab_size)
+        self.active[seq.row] = not edit.empty
+        self._edits.pop(seq.row, None)
+        if not edit.empty:
+            self._edits[seq.row] = edit
+
+    def apply(self, logits: torch.Tensor, rows: Int64, device: str) -> None:
+        """Change ``logits`` [N, V] in place where ``rows`` [N] ask for it. A banned token gets -inf.
+
+        In vLLM's order: allowed tokens, bad words and early ends, biases.
+        """
+        at: list[int] = []
+        banned: list[int] = []
+        bias_at: list[int] = []
+        bias_ids: list[int] = []
+        bias_values: list[float] = []
+        for i in np.flatnonzero(self.active[rows]).tolist():
+            edit = self._edits[int(rows[i])]
+            if edit.allowed:
+                self._keep_only(logits[i], edit.allowed, device)
+            ids = edit.banned()
+            at += [i] * len(ids)
+            banned += ids
+            bias_at += [i] * len(edit.bias)
+            bias_ids += edit.bias.keys()
+            bias_values += edit.bias.values()
+        if at:
+            logits[_ids(at, device), _ids(banned, device)] = -math.inf
+        if bias_at:
+            where = (_ids(bias_at, device), _ids(bias_ids, device))
+            logits[where] = logits[where] + place(np.array(bias_values, np.float32), device)
+
+    @staticmethod
+    def _keep_only(row: torch.Tensor, allowed: list[int], device: str) -> None:
+        ids = _ids(allowed, device)
+        kept = row[ids]
+        row.fill_(-math.inf)
+        row[ids] = kept
+
+
+def _ids(values: list[int], device: str) -> torch.Tensor:
+    return place(np.array(values, np.int64), device)

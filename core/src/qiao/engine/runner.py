@@ -1,0 +1,85 @@
+"""Runs one step: batch tensors, model, block copies, sampling."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from qiao.contract import AttentionMetadata, KVCache
+from qiao.engine.batch import Batch, build_batch, place
+from qiao.engine.config import EngineConfig
+from qiao.engine.logprobs import score_prompt
+from qiao.engine.rows import RowTable
+from qiao.engine.sampler import Sampled, Sampler
+from qiao.engine.scheduler import Step
+from qiao.models.base import Model
+from qiao.optable import OpTable
+
+
+class Runner:
+    """Owns the KV caches of all layers and the sampler.
+
+    Raises ``torch.OutOfMemoryError`` where the caches do not fit the device.
+    """
+
+    def __init__(self, model: Model, ops: OpTable, config: EngineConfig, rows: RowTable) -> None:
+        self._model = model
+        self._ops = ops
+        self._config = config
+        self._rows = rows
+        self.sampler = Sampler(config.max_num_seqs, config.vocab_size, ops)
+        self.caches: list[KVCache] = [
+            ops.allocate_kv(
+                config.num_blocks,
+                config.block_size,
+                kind.num_kv_heads,
+                kind.head_dim,
+                config.dtype,
+                ops.kv_layout,
+                ops.kv_device,
+            )
+            for kind in model.shape.attention
+            for _ in range(kind.count)
+        ]
+        heads = {(a.num_heads, a.num_kv_heads, a.head_dim) for a in model.shape.attention}
+        self._plan_heads = heads.pop() if len(heads) == 1 else None
+
+    def build(self, step: Step) -> Batch:
+        """The batch of ``step`` on the host."""
+        return build_batch(step, self._rows, self._config.block_size)
+
+    def run(self, step: Step, batch: Batch) -> Sampled:
+        """Compute ``batch``, write its keys and values, sample. Raises whatever the model or an operator raises."""
+        ops, model = self._ops, self._model
+        metadata = self._planned(batch.metadata(ops.kv_device))
+        token_ids = place(batch.token_ids, ops.device)
+        positions = place(batch.positions, ops.device)
+        hidden = model.forward(token_ids, positions, self.caches, metadata)
+        if step.copies:
+            self._copy(step.copies)
+        for i, seq in enumerate(step.seqs):
+            if seq.index == 0 and seq.request.params.prompt_logprobs is not None and seq.request.wants_prompt_logprobs:
+                start = int(batch.query_start[i])
+                score_prompt(seq, hidden[start : start + step.counts[i]], model, ops)
+        self._rows.computed[batch.rows] += batch.counts
+        if not batch.sampled:
+            return Sampled(np.zeros(0, np.int64), None)
+        index = place(batch.logits_index, ops.device)
+        logits = ops.stage_logits(model.logits(hidden.index_select(0, index)))
+        result = self.sampler.sample(logits, batch.sampled_rows)
+        self._rows.last_token[batch.sampled_rows] = result.token_ids
+        return result
+
+    def _planned(self, metadata: AttentionMetadata) -> AttentionMetadata:
+        prepare = self._ops.prepare_attention
+        if prepare is None or self._plan_heads is None:
+            return metadata
+        return replace(metadata, plan=prepare(metadata, *self._plan_heads, self._config.block_size))
+
+    def _copy(self, copies: list[tuple[int, int]]) -> None:
+        pairs = np.array(copies, np.int64)
+        source = place(np.ascontiguousarray(pairs[:, 0]), self._ops.kv_device)
+        target = place(np.ascontiguousarray(pairs[:, 1]), self._ops.kv_device)
+        for cache in self.caches:
+            self._ops.copy_blocks(cache, source, target)

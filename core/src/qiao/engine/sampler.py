@@ -1,0 +1,128 @@
+"""From logits to tokens, for all rows of a step at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from qiao.contract import SamplingTensors
+from qiao.engine.batch import place
+from qiao.engine.logit_edits import LogitEdits
+from qiao.engine.logprobs import score
+from qiao.engine.penalties import Penalties
+from qiao.engine.request import TokenLogprobs
+from qiao.engine.rows import Int64
+from qiao.engine.sequence import Sequence
+from qiao.engine.uniform import uniforms
+from qiao.optable import OpTable
+
+NO_TOKEN = -1
+"""In place of a token where a row's logits hold NaN, or leave nothing to choose from."""
+
+_SEED_MASK = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class Sampled:
+    """``token_ids`` [N] int64 on the host, ``NO_TOKEN`` where a row failed; ``logprobs`` by row, None where nobody asked."""
+
+    token_ids: Int64
+    logprobs: list[TokenLogprobs | None] | None
+
+
+class Sampler:
+    """Per-row settings in persistent arrays, written when a sequence joins and gathered each step.
+
+    Log-probabilities are those of the model's own logits, before edits, penalties and temperature.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, ops: OpTable) -> None:
+        self._ops = ops
+        self._vocab_size = vocab_size
+        self._temperature = np.zeros(num_rows, np.float32)
+        self._top_k = np.zeros(num_rows, np.int32)
+        self._top_p = np.ones(num_rows, np.float32)
+        self._min_p = np.zeros(num_rows, np.float32)
+        self._seed = np.zeros(num_rows, np.uint64)
+        self._position = np.zeros(num_rows, np.int64)
+        self._logprobs = np.full(num_rows, -1, np.int64)
+        self._edits = LogitEdits(num_rows, vocab_size)
+        self._penalties = Penalties(num_rows, vocab_size)
+
+    def join(self, seq: Sequence) -> None:
+        """Take over the settings of ``seq`` at its row."""
+        params, row = seq.request.params, seq.row
+        random = not params.greedy
+        self._temperature[row] = params.temperature if random else 0.0
+        self._top_k[row] = params.top_k if random and 0 < params.top_k < self._vocab_size else 0
+        self._top_p[row] = params.top_p if random else 1.0
+        self._min_p[row] = params.min_p if random else 0.0
+        self._seed[row] = seq.seed & _SEED_MASK
+        self._position[row] = seq.num_output
+        wanted = params.logprobs
+        self._logprobs[row] = -1 if wanted is None else self._vocab_size if wanted == -1 else wanted
+        self._edits.join(seq)
+        self._penalties.join(seq)
+
+    def sample(self, logits: torch.Tensor, rows: Int64) -> Sampled:
+        """One token for each of ``rows`` [N] from ``logits`` [N, V] float32 on the sampling device; may change them."""
+        ops, device = self._ops, self._ops.sample_device
+        wanted = self._logprobs[rows]
+        asked = np.flatnonzero(wanted >= 0)
+        edited, penalised = self._edits.active[rows].any(), np.flatnonzero(self._penalties.active[rows])
+        raw = _select(logits, asked, device, copy=bool(edited or len(penalised))) if len(asked) else None
+        if edited:
+            self._edits.apply(logits, rows, device)
+        if len(penalised):
+            at = place(penalised, device)
+            tensors = self._penalties.tensors(rows[penalised], device)
+            logits[at] = ops.apply_penalties(logits[at], tensors)
+        params = self._tensors(rows)
+        ids = _checked(logits, ops.sample(logits, params), params)
+        found: list[TokenLogprobs | None] | None = None
+        if raw is not None:
+            chosen = ids if len(asked) == len(rows) else ids[place(asked, device)]
+            found = [None] * len(rows)
+            for i, entry in zip(asked.tolist(), score(ops, raw, chosen.clamp(min=0), wanted[asked]), strict=True):
+                found[i] = entry
+        host = ids.cpu().numpy()
+        self._position[rows] += 1
+        self._penalties.append(rows, host)
+        return Sampled(host, found)
+
+    def _tensors(self, rows: Int64) -> SamplingTensors:
+        device = self._ops.sample_device
+        temperature, top_k = self._temperature[rows], self._top_k[rows]
+        top_p, min_p = self._top_p[rows], self._min_p[rows]
+        all_greedy = not temperature.any()
+        uniform = np.zeros(len(rows), np.float32) if all_greedy else uniforms(self._seed[rows], self._position[rows])
+        return SamplingTensors(
+            temperature=place(temperature, device),
+            top_k=place(top_k, device),
+            top_p=place(top_p, device),
+            min_p=place(min_p, device),
+            uniform=place(uniform, device),
+            all_greedy=all_greedy,
+            any_top_k=bool(top_k.any()),
+            any_top_p=bool((top_p < 1.0).any()),
+            any_min_p=bool(min_p.any()),
+        )
+
+
+def _select(logits: torch.Tensor, index: Int64, device: str, copy: bool) -> torch.Tensor:
+    if len(index) == len(logits):
+        return logits.clone() if copy else logits
+    return logits[place(index, device)]
+
+
+def _checked(logits: torch.Tensor, ids: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
+    """``ids`` with ``NO_TOKEN`` where the chosen logit is NaN or -inf, or a random row holds a NaN anywhere.
+
+    The arg max of a row with a NaN is the NaN, so greedy rows need no pass over the vocabulary.
+    """
+    bad = ~(logits.gather(1, ids[:, None]).squeeze(1) > -torch.inf)
+    if not params.all_greedy:
+        bad |= logits.amax(dim=1).isnan() & (params.temperature > 0)
+    return ids.masked_fill(bad, NO_TOKEN)

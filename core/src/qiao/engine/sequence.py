@@ -1,0 +1,134 @@
+"""State of a request and of its sequences inside the engine."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from qiao.engine.prefix import BlockKey, block_key, root_digest
+from qiao.engine.request import EngineRequest, TokenLogprobs
+
+Key = tuple[int, int, int]
+"""Order of service, lowest first: (level, arrival number, index of the sequence in its request)."""
+
+
+class Status(Enum):
+    """Where a sequence stands; a follower shares a prompt that sequence 0 has yet to compute."""
+
+    FOLLOWING = 0
+    WAITING = 1
+    RUNNING = 2
+    FINISHED = 3
+
+
+class Request:
+    """What the sequences of one ``EngineRequest`` have in common.
+
+    ``forked`` says that sequences 1 to n-1 have left sequence 0, which computes the prompt for all. ``prompt_logprobs``
+    grows chunk by chunk, the first entry None; ``fault`` is set where scoring the prompt found something wrong. Times are ``time.time()`` in seconds.
+    """
+
+    __slots__ = (
+        "cached_tokens",
+        "fault",
+        "forked",
+        "first_token",
+        "id",
+        "params",
+        "prompt_logprobs",
+        "prompt_sent",
+        "root",
+        "scheduled",
+        "sequences",
+        "unfinished",
+    )
+
+    def __init__(self, request: EngineRequest) -> None:
+        self.id = request.request_id
+        self.params = request.params
+        self.root = root_digest(request.cache_salt)
+        self.forked = request.params.n == 1
+        self.sequences: list[Sequence] = []
+        self.unfinished = request.params.n
+        self.scheduled: float | None = None
+        self.first_token: float | None = None
+        self.cached_tokens = 0
+        self.prompt_logprobs: list[TokenLogprobs | None] = []
+        self.prompt_sent = False
+        self.fault: str | None = None
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether some prompt positions have still to be scored."""
+        wanted = self.params.prompt_logprobs is not None and not self.prompt_sent
+        return wanted and len(self.prompt_logprobs) < self.sequences[0].num_prompt
+
+
+class Sequence:
+    """One answer in the making.
+
+    ``tokens`` are prompt and output. The keys and values of the first ``num_computed`` of them are in ``blocks``; the
+    sequence samples when all are. ``limit`` is the most tokens it may have. ``stops`` maps the ids that end it to the reported
+    reason (None for EOS). ``row`` is its place in the persistent batch arrays, -1 while it waits. ``counted`` says that the
+    prefix statistics know it.
+    """
+
+    __slots__ = (
+        "blocks",
+        "counted",
+        "index",
+        "key",
+        "keys",
+        "limit",
+        "num_computed",
+        "num_prompt",
+        "num_registered",
+        "request",
+        "row",
+        "seed",
+        "status",
+        "stops",
+        "tokens",
+        "waited",
+        "waiting_since",
+    )
+
+    def __init__(self, request: Request, index: int, source: EngineRequest, key: Key, limit: int, seed: int) -> None:
+        self.request = request
+        self.index = index
+        self.key = key
+        self.tokens = list(source.prompt_token_ids)
+        self.num_prompt = len(self.tokens)
+        self.num_computed = 0
+        self.num_registered = 0
+        self.blocks: list[int] = []
+        self.keys: list[BlockKey] = []
+        self.limit = limit
+        self.seed = seed
+        self.row = -1
+        self.status = Status.FOLLOWING
+        self.waited = 0
+        self.counted = False
+        self.waiting_since = 0
+        params = source.params
+        self.stops: dict[int, int | None] = {t: t for t in params.stop_token_ids or ()}
+        if not params.ignore_eos:
+            self.stops.update(dict.fromkeys(source.eos_token_ids))
+
+    @property
+    def num_output(self) -> int:
+        """Generated tokens."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def wants_token(self) -> bool:
+        """Whether there is room for one more token."""
+        return len(self.tokens) < self.limit
+
+    def keys_up_to(self, count: int, block_size: int) -> list[BlockKey]:
+        """Keys of the first ``count`` full blocks; made once, since tokens are only appended."""
+        keys = self.keys
+        parent = keys[-1].digest if keys else self.request.root
+        for i in range(len(keys), count):
+            keys.append(block_key(parent, self.tokens[i * block_size : (i + 1) * block_size]))
+            parent = keys[-1].digest
+        return keys[:count]

@@ -1,0 +1,41 @@
+"""What the engine refuses before it queues a request."""
+
+from __future__ import annotations
+
+from qiao.engine.config import EngineConfig
+from qiao.engine.request import EngineRequest
+from qiao.errors import ParameterError, PromptTooLongError
+
+
+def check_request(request: EngineRequest, config: EngineConfig) -> None:
+    """Refuse what could only fail later.
+
+    Raises ``ParameterError`` naming the field, or ``PromptTooLongError`` with both numbers.
+    """
+    prompt, params = request.prompt_token_ids, request.params
+    if not prompt:
+        raise ParameterError("prompt", "must hold at least one token")
+    if min(prompt) < 0 or max(prompt) >= config.vocab_size:
+        worst = min(prompt) if min(prompt) < 0 else max(prompt)
+        raise ParameterError("prompt", f"token id {worst} is outside the vocabulary of {config.vocab_size}")
+    params.check_vocabulary(config.vocab_size, config.vocab_size)
+    for word in params.bad_words_token_ids or ():
+        if not word or min(word) < 0 or max(word) >= config.vocab_size:
+            raise ParameterError("bad_words", f"token ids {word} are not all in the vocabulary of {config.vocab_size}")
+    if params.n > config.max_num_seqs:
+        raise ParameterError("n", f"at most {config.max_num_seqs} (--max-num-seqs), got {params.n}")
+    _check_length(len(prompt), params.max_tokens, config)
+
+
+def _check_length(prompt: int, max_tokens: int | None, config: EngineConfig) -> None:
+    room = 0 if max_tokens == 0 else 1
+    if prompt + room > config.max_model_len:
+        raise PromptTooLongError(
+            f"the prompt has {prompt} tokens, and the context of {config.max_model_len} tokens must hold it and "
+            f"{room} more; shorten the prompt or raise --max-model-len"
+        )
+    if prompt + room > config.capacity:
+        raise PromptTooLongError(
+            f"the prompt has {prompt} tokens, and the KV cache of {config.num_blocks} blocks of {config.block_size} "
+            f"tokens holds {config.capacity}; shorten the prompt or give the cache more memory"
+        )
