@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
-
-from qiao.contract import AttentionMetadata, AttentionShape, KVCache, LinearShape, MemoryInfo, ModelShape
-from qiao.contract import composites
+from qiao.contract import AttentionMetadata, AttentionShape, KVCache, LinearShape, MemoryInfo, ModelShape, composites
 from qiao.engine import Engine, EngineConfig
 from qiao.engine.request import EngineRequest, SequenceOutput
 from qiao.optable import OpTable
@@ -28,7 +26,8 @@ def allocate_kv(
 ) -> KVCache:
     """Filled with NaN, so that a read of a slot that was never written shows."""
     shape = (num_blocks, block_size, kv_heads, head_dim)
-    return KVCache(torch.full(shape, math.nan, dtype=dtype), torch.full(shape, math.nan, dtype=dtype), block_size, "NHD")
+    key = torch.full(shape, math.nan, dtype=dtype)
+    return KVCache(key, key.clone(), block_size, "NHD")
 
 
 def copy_blocks(cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -165,7 +164,7 @@ class TinyModel:
         return hidden @ self.head
 
     def naive(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Logits [len, V] of a whole sequence with one block that is as large as it: no paging, batching or chunking."""
+        """Logits [len, V] of a whole sequence in one block: no paging, batching or chunking."""
         size = len(tokens)
         caches = [allocate_kv(1, size, KV_HEADS, HEAD_DIM, torch.float32, "NHD", "cpu") for _ in self.layers]
         metadata = AttentionMetadata(
@@ -186,7 +185,9 @@ class TinyModel:
         return tokens[len(prompt) :]
 
 
-def make_engine(model: Callable[[OpTable], TinyModel] = TinyModel, ops: OpTable | None = None, **config: object) -> Engine:
+def make_engine(
+    model: Callable[[OpTable], TinyModel] = TinyModel, ops: OpTable | None = None, **config: object
+) -> Engine:
     """An engine with small blocks and the integrity check on."""
     settings: dict[str, object] = {
         "num_blocks": 64,
@@ -201,7 +202,15 @@ def make_engine(model: Callable[[OpTable], TinyModel] = TinyModel, ops: OpTable 
     return Engine(model(ops), ops, EngineConfig(**(settings | config)))
 
 
-def request(name: str, prompt: Sequence[int], *, priority: int = 0, salt: str = "", eos: Sequence[int] = (), **params: object) -> EngineRequest:
+def request(
+    name: str,
+    prompt: Sequence[int],
+    *,
+    priority: int = 0,
+    salt: str = "",
+    eos: Sequence[int] = (),
+    **params: object,
+) -> EngineRequest:
     """Greedy unless told otherwise."""
     settings: dict[str, object] = {"temperature": 0.0, "max_tokens": 8}
     return EngineRequest(

@@ -25,8 +25,9 @@ def place(array: npt.NDArray[Any], device: str) -> torch.Tensor:
 class Batch:
     """One step on the host. Letters as in ``qiao.contract.types``.
 
-    ``rows`` [B] are the sequences' places in the row table, ``counts`` [B] their new tokens. ``sampled`` are the N sequences
-    that get a token, ``sampled_rows`` [N] their places, ``logits_index`` [N] the packed position whose logits each uses.
+    ``rows`` [B] are the sequences' places in the row table, ``counts`` [B] their new tokens. ``sampled`` are the N
+    sequences that get a token, ``sampled_rows`` [N] their places, ``logits_index`` [N] the packed position whose
+    logits each uses.
     """
 
     rows: Int64

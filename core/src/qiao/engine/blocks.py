@@ -10,8 +10,8 @@ from qiao.engine.prefix import PrefixCache
 class BlockManager:
     """Free list and reference counts of ``num_blocks`` blocks of ``block_size`` tokens.
 
-    A block is free, referenced (by one sequence, or by several that share it), or cached: unreferenced, its content kept
-    for a prefix hit until the memory is needed. ``cache`` None switches the last state off.
+    A block is free, referenced (by one sequence, or by several that share it), or cached: unreferenced, its content
+    kept for a prefix hit until the memory is needed. ``cache`` None switches the last state off.
     """
 
     def __init__(self, num_blocks: int, block_size: int, cache: PrefixCache | None = None) -> None:
@@ -67,7 +67,7 @@ class BlockManager:
             self.references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """One reference less to each of a table's ``blocks``. The tail is retired first, so that it is evicted first."""
+        """One reference less to each of a table's ``blocks``; the tail is retired, and so evicted, first."""
         cache = self.cache
         for block in reversed(blocks):
             count = self.references[block] - 1

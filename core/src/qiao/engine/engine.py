@@ -14,7 +14,7 @@ from qiao.engine.blocks import BlockManager
 from qiao.engine.config import EngineConfig
 from qiao.engine.integrity import check_scheduler
 from qiao.engine.prefix import PrefixCache
-from qiao.engine.request import EngineRequest, EngineStats, FallbackCount, SequenceOutput, TokenLogprobs
+from qiao.engine.request import EngineRequest, EngineStats, FallbackCount, SequenceOutput
 from qiao.engine.rows import RowTable
 from qiao.engine.runner import Runner
 from qiao.engine.sampler import NO_TOKEN, Sampled
@@ -27,7 +27,7 @@ from qiao.optable import OpTable
 
 logger = logging.getLogger(__name__)
 
-_NO_TOKEN_TEXT = "the model's logits hold NaN, or no token is left after allowed_token_ids, bad_words and min_tokens"
+_UNCHOSEN = "the model's logits hold NaN, or no token is left after allowed_token_ids, bad_words and min_tokens"
 
 
 def _no_fallbacks() -> Items[FallbackCount]:
@@ -115,7 +115,8 @@ class Engine:
     def step(self) -> list[SequenceOutput]:
         """Run one step and return what it added.
 
-        An error of the model or an operator ends the requests of the step with ``finish_reason`` ``error``; the engine goes on.
+        An error of the model or an operator ends the requests of the step with ``finish_reason`` ``error``; the
+        engine goes on.
         """
         if not self._requests:
             return []
@@ -188,7 +189,7 @@ class Engine:
         if failed:
             outputs = [o for o in outputs if o.request_id not in failed]
             for request in failed.values():
-                outputs += self._fail([request], request.fault or _NO_TOKEN_TEXT)
+                outputs += self._fail([request], request.fault or _UNCHOSEN)
         return outputs
 
     def _collect_scored(self, step: Step) -> list[SequenceOutput]:

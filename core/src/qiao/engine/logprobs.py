@@ -45,7 +45,8 @@ def _finite(values: torch.Tensor) -> torch.Tensor:
 def score_prompt(seq: Sequence, hidden: torch.Tensor, model: Model, ops: OpTable) -> None:
     """Extend the request's prompt log-probabilities by what ``hidden`` [count, E], the step's chunk of ``seq``, tells.
 
-    The hidden state at position p scores the token at p + 1. Positions that an earlier, preempted run has scored are skipped.
+    The hidden state at position p scores the token at p + 1. Positions that an earlier, preempted run has scored are
+    skipped.
     """
     request = seq.request
     collected = request.prompt_logprobs

@@ -26,7 +26,7 @@ _SEED_MASK = (1 << 64) - 1
 
 @dataclass(slots=True)
 class Sampled:
-    """``token_ids`` [N] int64 on the host, ``NO_TOKEN`` where a row failed; ``logprobs`` by row, None where nobody asked."""
+    """``token_ids`` [N] int64 on the host, ``NO_TOKEN`` where a row failed; ``logprobs`` by row, None if not asked."""
 
     token_ids: Int64
     logprobs: list[TokenLogprobs | None] | None

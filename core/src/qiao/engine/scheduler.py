@@ -36,9 +36,9 @@ class Scheduler:
     """Continuous batching within a token, a row and a block budget.
 
     Each step serves running decodes first (so that a long prompt never stalls them), then running prompts, then the
-    waiting queue, each in order of service. Where blocks run out, the running sequence that is last in that order is preempted: it loses
-    its blocks and computes its tokens again later. Since the first in order is never preempted and one sequence always
-    fits the cache, every step makes progress.
+    waiting queue, each in order of service. Where blocks run out, the running sequence that is last in that order is
+    preempted: it loses its blocks and computes its tokens again later. Since the first in order is never preempted
+    and one sequence always fits the cache, every step makes progress.
     """
 
     def __init__(
@@ -105,10 +105,13 @@ class Scheduler:
             pending = len(seq.tokens) - seq.num_computed
             if pending > 1 or not seq.request.forked:
                 prompts.append(seq)
-            elif seq.row >= 0 and self._budget > 0:
-                if len(seq.blocks) * block_size > seq.num_computed or self._make_room(seq, 1):
-                    self._scheduled[seq] = 1
-                    self._budget -= 1
+            elif (
+                seq.row >= 0
+                and self._budget > 0
+                and (len(seq.blocks) * block_size > seq.num_computed or self._make_room(seq, 1))
+            ):
+                self._scheduled[seq] = 1
+                self._budget -= 1
         for seq in prompts:
             if seq.row < 0:
                 continue
@@ -225,8 +228,8 @@ class Scheduler:
     def _fork(self, step: Step) -> None:
         """Where a step completes a prompt that siblings wait for, let them share its blocks.
 
-        Full blocks are shared; a last block in part is copied after the step. A sibling that finds no block for its copy
-        waits and computes the prompt itself.
+        Full blocks are shared; a last block in part is copied after the step. A sibling that finds no block for its
+        copy waits and computes the prompt itself.
         """
         for i, seq in enumerate(step.seqs):
             request = seq.request

@@ -23,15 +23,16 @@ class Status(Enum):
 class Request:
     """What the sequences of one ``EngineRequest`` have in common.
 
-    ``forked`` says that sequences 1 to n-1 have left sequence 0, which computes the prompt for all. ``prompt_logprobs``
-    grows chunk by chunk, the first entry None; ``fault`` is set where scoring the prompt found something wrong. Times are ``time.time()`` in seconds.
+    ``forked`` says that sequences 1 to n-1 have left sequence 0, which computes the prompt for all.
+    ``prompt_logprobs`` grows chunk by chunk, the first entry None; ``fault`` is set where scoring the prompt found
+    something wrong. Times are ``time.time()`` in seconds.
     """
 
     __slots__ = (
         "cached_tokens",
         "fault",
-        "forked",
         "first_token",
+        "forked",
         "id",
         "params",
         "prompt_logprobs",
@@ -67,9 +68,9 @@ class Sequence:
     """One answer in the making.
 
     ``tokens`` are prompt and output. The keys and values of the first ``num_computed`` of them are in ``blocks``; the
-    sequence samples when all are. ``limit`` is the most tokens it may have. ``stops`` maps the ids that end it to the reported
-    reason (None for EOS). ``row`` is its place in the persistent batch arrays, -1 while it waits. ``counted`` says that the
-    prefix statistics know it.
+    sequence samples when all are. ``limit`` is the most tokens it may have. ``stops`` maps the ids that end it to the
+    reported reason (None for EOS). ``row`` is its place in the persistent batch arrays, -1 while it waits.
+    ``counted`` says that the prefix statistics know it.
     """
 
     __slots__ = (

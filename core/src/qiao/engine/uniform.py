@@ -18,7 +18,8 @@ _MIX2 = np.uint64(0x94D049BB133111EB)
 def _mix(z: UInt64) -> UInt64:
     z = (z ^ (z >> np.uint64(30))) * _MIX1
     z = (z ^ (z >> np.uint64(27))) * _MIX2
-    return z ^ (z >> np.uint64(31))
+    z ^= z >> np.uint64(31)
+    return z
 
 
 def uniforms(seeds: UInt64, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -28,4 +29,6 @@ def uniforms(seeds: UInt64, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.
     """
     start = _mix(seeds + _GOLDEN)
     bits = _mix(start + _GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
-    return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    high: npt.NDArray[np.float32] = (bits >> np.uint64(40)).astype(np.float32)
+    high *= np.float32(2.0**-24)
+    return high
