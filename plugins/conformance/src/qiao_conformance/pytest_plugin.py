@@ -1,0 +1,1 @@
+"""The kit as a pytest plugin."""
