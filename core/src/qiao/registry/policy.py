@@ -1,0 +1,137 @@
+"""What the user allows: ``allow``, ``warn`` or ``deny`` for each operator or group, and a budget in bytes a step."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from qiao.errors import ParameterError, PlanRefusedError
+from qiao.registry.placement import check_names, names_group
+
+if TYPE_CHECKING:
+    from qiao.registry.plan import Plan, PlanRow
+
+ALLOW, WARN, DENY = "allow", "warn", "deny"
+_VERDICTS = (ALLOW, WARN, DENY)
+
+_UNITS = {"": 1, "B": 1}
+_UNITS.update({f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")})
+_UNITS.update({f"{p}IB": 1024 ** (i + 1) for i, p in enumerate("KMGT")})
+_UNITS.update({p: 1024 ** (i + 1) for i, p in enumerate("KMGT")})
+
+log = logging.getLogger(__name__)
+
+
+def parse_bytes(text: str, name: str = "fallback_budget") -> int:
+    """``64MiB`` (1024 based, also ``64M``), ``64MB`` (1000 based) or plain bytes, as an integer.
+
+    Raises ``ParameterError`` for the field ``name``.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise ParameterError(name, f"must be a size such as 64MiB, 500MB or a number of bytes, got {text!r}")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def format_bytes(count: int) -> str:
+    """``24.1 MB``, 1000 based, as bus and network speeds are."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{count} B" if unit == "B" else f"{value:,.1f} {unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """``default`` holds unless ``overrides`` names the operator or its group. ``budget`` is in bytes a step, or None."""
+
+    default: str = WARN
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    budget: int | None = None
+
+    @classmethod
+    def parse(cls, text: str, budget: int | None = None) -> Policy:
+        """``"warn"``, or with exceptions ``"warn,attention=deny,KV=allow"``.
+
+        Raises ``ParameterError`` for ``fallback`` or ``fallback_budget``.
+        """
+        default, overrides = WARN, {}
+        for i, item in enumerate(part.strip() for part in text.split(",") if part.strip()):
+            name, equals, verdict = (piece.strip() for piece in item.partition("="))
+            if not equals:
+                name, verdict = "", name
+            if verdict not in _VERDICTS:
+                raise ParameterError("fallback", f"must be allow, warn or deny, got {verdict!r} in {text!r}")
+            if name:
+                check_names([name], "fallback", operators=True)
+                overrides[name] = verdict
+            elif i:
+                raise ParameterError("fallback", f"only the first item may stand without a name, got {text!r}")
+            else:
+                default = verdict
+        if budget is not None and budget < 0:
+            raise ParameterError("fallback_budget", f"must not be negative, got {budget}")
+        return cls(default, overrides, budget)
+
+    def verdict(self, operator: str, group: str) -> str:
+        """What holds for ``operator``: its own word, else its group's, else the default."""
+        if operator in self.overrides:
+            return self.overrides[operator]
+        exact = self.overrides.get(group)
+        if exact:
+            return exact
+        return next((v for name, v in self.overrides.items() if names_group(name, group)), self.default)
+
+    def __str__(self) -> str:
+        return ",".join([self.default, *(f"{name}={verdict}" for name, verdict in self.overrides.items())])
+
+
+def enforce(plan: Plan, policy: Policy) -> None:
+    """Stop a plan that ``policy`` forbids; log what it only warns of, once for each group.
+
+    Raises ``PlanRefusedError`` naming each forbidden operator with its reason and price, or the budget's excess.
+    """
+    refused = refusal(plan, policy)
+    if refused:
+        raise PlanRefusedError(refused)
+    for group in dict.fromkeys(row.group for row in plan.fallback_rows):
+        rows = [row for row in plan.fallback_rows if row.group == group]
+        if any(policy.verdict(row.operator, row.group) == WARN for row in rows):
+            causes = [row for row in rows if row.gap]
+            reasons = "; ".join(f"{row.operator}: {row.reason}" for row in causes)
+            cost = format_bytes(sum(row.price.bytes for row in rows))
+            log.warning("%s runs on the host instead of %s: %s; %s a step", group, plan.device, reasons, cost)
+    for row in plan.failed_rows:
+        log.warning("%s on %s is replaced by %s: %s", row.operator, plan.device, row.place or "nothing", row.reason)
+
+
+def refusal(plan: Plan, policy: Policy) -> str:
+    """The text of the refusal, empty where the plan is within the policy."""
+    denied = [row for row in plan.fallback_rows if policy.verdict(row.operator, row.group) == DENY]
+    if denied:
+        return (
+            f"the fallback policy {str(policy)!r} forbids running these operators on the host instead of "
+            f"{plan.device}:\n{_lines(denied, plan)}\n"
+            f"Accept them with --fallback warn, or run everything on the host with --device {plan.host}."
+        )
+    total = plan.price().fallback.bytes
+    if policy.budget is not None and total > policy.budget:
+        return (
+            f"the fallback to the host moves {format_bytes(total)} a step, the budget is {format_bytes(policy.budget)} "
+            f"({plan.step_text}):\n{_lines(plan.fallback_rows, plan)}\n"
+            f"Raise --fallback-budget to at least {total}, or run everything on the host with --device {plan.host}."
+        )
+    return ""
+
+
+def _lines(rows: list[PlanRow] | tuple[PlanRow, ...], plan: Plan) -> str:
+    return "\n".join(
+        f"  {row.operator} ({row.group}): {row.reason}; {row.price.calls} calls, {format_bytes(row.price.bytes)} and "
+        f"about {1000 * plan.rates.seconds(row.price):.1f} ms a step"
+        for row in rows
+    )

@@ -1,0 +1,269 @@
+"""The start-up probe: each bound operator is called once on a tiny case, so that declared support is confirmed.
+
+An operator that raises here leads to a new plan before anything is served, and the policy is applied to that one. After the
+start nothing is moved any more: an operator that raises then fails its request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from qiao.contract import (
+    AttentionMetadata,
+    AttentionShape,
+    KVCache,
+    PackedWeight,
+    PenaltyTensors,
+    SamplingTensors,
+    WeightInfo,
+)
+from qiao.errors import PluginError
+from qiao.optable import OpTable
+from qiao.registry.backend import Backend
+from qiao.registry.binder import bind
+from qiao.registry.fallback import FallbackCounters
+from qiao.registry.placement import Kind
+from qiao.registry.plan import Plan, make_plan
+
+_FEATURES = 64
+_GROUP = 32
+_TOKENS = 3
+_VOCABULARY = 32
+
+Call = tuple[str, Callable[[], Any]]
+
+
+@dataclass(slots=True)
+class _State:
+    """What one probed operator makes for the next, as at run time."""
+
+    cache: KVCache | None = None
+    weight: PackedWeight | None = None
+    plan: Any = None
+
+
+def confirm(plan: Plan, backend: Backend, counters: FallbackCounters) -> tuple[Plan, OpTable]:
+    """Bind ``plan``, probe it, and plan again without what raised, until every bound operator works.
+
+    Returns the plan that holds and its table; the probe's own copies are not counted. Raises ``PluginError`` where the
+    operator that raised has no other place, and ``torch.OutOfMemoryError`` as it comes.
+    """
+    while True:
+        raised = probe_operators(bind(plan, backend, FallbackCounters()), plan)
+        if not raised:
+            return plan, bind(plan, backend, counters)
+        for operator, reason in raised.items():
+            placed = [p for p in plan.placements if p.operator == operator]
+            if any(p.kind in (Kind.HOST, Kind.COMPOSITE) for p in placed) or not placed:
+                where = placed[0].place if placed else backend.plugin
+                raise PluginError(
+                    f"cannot start on {plan.device}: {operator} of {where} {reason}; it has no other place"
+                )
+        plan = make_plan(
+            plan.shape,
+            backend,
+            plan.policy,
+            drop=plan.drop,
+            block_size=plan.block_size,
+            step=plan.step,
+            rates=plan.rates,
+            failed={**plan.failed, **raised},
+        )
+
+
+def probe_operators(table: OpTable, plan: Plan) -> dict[str, str]:
+    """Call each operator of ``table`` that the model uses once and wait; returns what each failing one raised.
+
+    Operators that need what a failing one makes (a cache, a packed weight) are left to the next round.
+    """
+    raised: dict[str, str] = {}
+    for calls in _families(table, plan):
+        for operator, call in calls:
+            try:
+                call()
+                table.synchronize(table.device)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                cause = error.__cause__ or error
+                raised[operator] = f"probe raised {type(cause).__name__}: {cause}"
+                break
+    return raised
+
+
+def _families(table: OpTable, plan: Plan) -> Iterator[Iterator[Call]]:
+    dtype = getattr(torch, plan.shape.dtype)
+    for shape in dict.fromkeys(replace(a, count=1) for a in plan.shape.attention):
+        for decode in (False, True):
+            yield _attention_calls(table, plan, shape, dtype, decode)
+        yield iter([_rope_write_call(table, plan, shape, dtype)])
+    for scheme in plan.shape.schemes:
+        yield _matmul_calls(table, scheme, dtype)
+    yield from (iter([call]) for call in (*_sampling_calls(table), *_light_calls(table, plan, dtype)))
+
+
+def _metadata(device: str, decode: bool) -> AttentionMetadata:
+    """One sequence that starts in block 1; a decode step has all but its last token in the cache."""
+    new = 1 if decode else _TOKENS
+    first = _TOKENS - new
+    return AttentionMetadata(
+        query_start=torch.tensor([0, new], dtype=torch.int32).to(device),
+        seq_lens=torch.tensor([_TOKENS], dtype=torch.int32).to(device),
+        block_tables=torch.tensor([[1]], dtype=torch.int32).to(device),
+        slot_mapping=torch.arange(first, _TOKENS).to(device),
+        query_lens=(new,),
+        kv_lens=(_TOKENS,),
+    )
+
+
+def _new_cache(table: OpTable, plan: Plan, shape: AttentionShape, dtype: torch.dtype) -> KVCache:
+    sizes = (2, plan.block_size, shape.num_kv_heads, shape.head_dim)
+    return table.allocate_kv(*sizes, dtype, table.kv_layout, table.kv_device)
+
+
+def _slots(plan: Plan, device: str) -> torch.Tensor:
+    return (torch.arange(_TOKENS) + plan.block_size).to(device)
+
+
+def _attention_calls(
+    table: OpTable, plan: Plan, shape: AttentionShape, dtype: torch.dtype, decode: bool
+) -> Iterator[Call]:
+    state, tokens = _State(), 1 if decode else _TOKENS
+    heads, kv_heads, size = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    attend = table.decode_attention if decode else table.attention
+    if attend is None:
+        return
+    options = (size**-0.5, shape.sliding_window, shape.soft_cap)
+
+    def allocate() -> None:
+        state.cache = _new_cache(table, plan, shape, dtype)
+
+    def write() -> None:
+        assert state.cache is not None  # the call before made it
+        key = _ones((_TOKENS, kv_heads, size), dtype, table.device)
+        table.write_kv(key, key, state.cache, _slots(plan, table.kv_device))
+
+    def prepare() -> None:
+        if table.prepare_attention is not None:
+            metadata = _metadata(table.kv_device, decode)
+            state.plan = table.prepare_attention(metadata, heads, kv_heads, size, plan.block_size)
+
+    def read() -> None:
+        metadata = replace(_metadata(table.kv_device, decode), plan=state.plan)
+        attend(_ones((tokens, heads, size), dtype, table.device), state.cache, metadata, *options)
+
+    def copy() -> None:
+        assert state.cache is not None  # the first call made it
+        source, target = (torch.tensor([i]).to(table.kv_device) for i in (1, 0))
+        table.copy_blocks(state.cache, source, target)
+
+    yield "allocate_kv", allocate
+    yield "write_kv", write
+    yield "prepare_attention", prepare
+    yield ("decode_attention" if decode else "attention"), read
+    yield "copy_blocks", copy
+
+
+def _rope_write_call(table: OpTable, plan: Plan, shape: AttentionShape, dtype: torch.dtype) -> Call:
+    def call() -> None:
+        if table.rope_write_kv is None:
+            return
+        cache = _new_cache(table, plan, shape, dtype)
+        query, key = (_ones((_TOKENS, n, shape.head_dim), dtype, table.device) for n in _heads(shape))
+        turn = _ones((_TOKENS, shape.head_dim // 2), torch.float32, table.device)
+        table.rope_write_kv(query, key, key.clone(), turn, turn, False, cache, _slots(plan, table.kv_device))
+
+    return "rope_write_kv", call
+
+
+def _heads(shape: AttentionShape) -> tuple[int, int]:
+    return shape.num_heads, shape.num_kv_heads
+
+
+def _matmul_calls(table: OpTable, scheme: str, dtype: torch.dtype) -> Iterator[Call]:
+    state, ops = _State(), table.matmul[scheme]
+    bits = {"w4a16": 4, "dense": 16}.get(scheme, 8)
+    grouped = _GROUP if scheme in ("w4a16", "w8a16") else -1
+    info = WeightInfo("probe", _FEATURES, _FEATURES, bits, grouped)
+
+    def pack() -> None:
+        state.weight = ops.pack_weight(scheme, _weight(scheme, dtype), info, ops.device)
+
+    def product() -> None:
+        assert state.weight is not None  # the call before made it
+        ops.matmul(_ones((_TOKENS, _FEATURES), dtype, table.device), state.weight, None)
+
+    yield "pack_weight", pack
+    yield "matmul", product
+
+
+def _weight(scheme: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """A small weight as the contract hands it over for ``scheme``; see ``qiao.contract.matmul``."""
+    shape = (_FEATURES, _FEATURES)
+    if scheme == "dense":
+        return {"weight": torch.ones(shape, dtype=dtype)}
+    if scheme == "fp8":
+        return {"weight": torch.ones(shape).to(torch.float8_e4m3fn), "scale": torch.ones(_FEATURES, 1)}
+    groups = 1 if scheme == "w8a8" else _FEATURES // _GROUP
+    scale = torch.full((_FEATURES, groups), 0.1, dtype=dtype)
+    if scheme == "w4a16":
+        weight = torch.full(shape, 9, dtype=torch.uint8)
+        return {"weight": weight, "scale": scale, "zero": torch.full((_FEATURES, groups), 8.0, dtype=dtype)}
+    return {"weight": torch.ones(shape, dtype=torch.int8), "scale": scale}
+
+
+def _sampling_calls(table: OpTable) -> list[Call]:
+    device = table.sample_device
+    rows = 2
+
+    def logits() -> torch.Tensor:
+        ramp = torch.arange(rows * _VOCABULARY, dtype=torch.float32).view(rows, _VOCABULARY)
+        return table.stage_logits(ramp.to(table.device))
+
+    def numbers(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.full((rows,), value, dtype=dtype).to(device)
+
+    def sample() -> None:
+        settings = (numbers(0.7), numbers(5, torch.int32), numbers(0.9), numbers(0.01), numbers(0.5))
+        table.sample(logits(), SamplingTensors(*settings, False, True, True, True))
+
+    def penalise() -> None:
+        ids = torch.zeros((rows, 1), dtype=torch.int64).to(device)
+        table.apply_penalties(logits(), PenaltyTensors(ids, ids, numbers(0.5), numbers(0.5), numbers(1.1)))
+
+    def score() -> None:
+        table.logprobs(logits(), torch.zeros(rows, dtype=torch.int64).to(device), 2)
+
+    return [("sample", sample), ("apply_penalties", penalise), ("logprobs", score)]
+
+
+def _light_calls(table: OpTable, plan: Plan, dtype: torch.dtype) -> list[Call]:
+    attention, device = plan.shape.attention[0], table.device
+
+    def rows(width: int) -> torch.Tensor:
+        return _ones((_TOKENS, width), dtype, device)
+
+    def rotate() -> None:
+        query, key = (_ones((_TOKENS, n, attention.head_dim), dtype, device) for n in _heads(attention))
+        turn = _ones((_TOKENS, attention.head_dim // 2), torch.float32, device)
+        table.rotary(query, key, turn, turn, False)
+
+    calls: dict[str, Callable[[], Any]] = {
+        "rms_norm": lambda: table.rms_norm(rows(_FEATURES), _ones((_FEATURES,), dtype, device), 1e-6),
+        "add_rms_norm": lambda: table.add_rms_norm(
+            rows(_FEATURES), rows(_FEATURES), _ones((_FEATURES,), dtype, device), 1e-6
+        ),
+        "rotary": rotate,
+        "silu_mul": lambda: table.silu_mul(rows(_FEATURES)),
+        "gelu_mul": lambda: table.gelu_mul(rows(_FEATURES)),
+    }
+    used = dict(plan.shape.fused_calls)
+    return [(name, call) for name, call in calls.items() if not used or used.get(name)]
+
+
+def _ones(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype).to(device)
