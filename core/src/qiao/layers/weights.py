@@ -52,7 +52,7 @@ def fill(
 ) -> None:
     """Put each of ``weights`` into its target, one at a time, none kept. Of a pair in ``either``, one is enough.
 
-    Raises ``ModelError`` naming a tensor that has no target, comes twice or has another shape, or those that never came.
+    Raises ``ModelError`` naming tensors that have no target, come twice, have another shape or are missing.
     """
     unexpected: list[str] = []
     seen: set[str] = set()

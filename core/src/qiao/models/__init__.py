@@ -24,6 +24,22 @@ _FAMILIES = MappingProxyType(
         "MistralForCausalLM": "llama",
         "SmolLM3ForCausalLM": "llama",
         "InternLM3ForCausalLM": "llama",
+        "Qwen2ForCausalLM": "qwen2",
+        "Qwen3ForCausalLM": "qwen3",
+        "Qwen2MoeForCausalLM": "qwen_moe",
+        "Qwen3MoeForCausalLM": "qwen_moe",
+        "MixtralForCausalLM": "mixtral",
+        "ChatGLMModel": "chatglm",
+        "ChatGLMForConditionalGeneration": "chatglm",
+        "GlmForCausalLM": "glm",
+        "Glm4ForCausalLM": "glm",
+        "InternLM2ForCausalLM": "internlm2",
+        "BaichuanForCausalLM": "baichuan",
+        "BaiChuanForCausalLM": "baichuan",
+        "Phi3ForCausalLM": "phi3",
+        "Gemma2ForCausalLM": "gemma2",
+        "Gemma3ForCausalLM": "gemma3",
+        "Gemma3ForConditionalGeneration": "gemma3",
     }
 )
 """Architecture to the module that defines it; the module is imported on first use."""
@@ -34,6 +50,20 @@ _MODEL_TYPES = MappingProxyType(
         "mistral": "MistralForCausalLM",
         "smollm3": "SmolLM3ForCausalLM",
         "internlm3": "InternLM3ForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen2_moe": "Qwen2MoeForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+        "mixtral": "MixtralForCausalLM",
+        "chatglm": "ChatGLMModel",
+        "glm": "GlmForCausalLM",
+        "glm4": "Glm4ForCausalLM",
+        "internlm2": "InternLM2ForCausalLM",
+        "baichuan": "BaichuanForCausalLM",
+        "phi3": "Phi3ForCausalLM",
+        "gemma2": "Gemma2ForCausalLM",
+        "gemma3_text": "Gemma3ForCausalLM",
+        "gemma3": "Gemma3ForConditionalGeneration",
     }
 )
 """For configs without ``architectures``."""
@@ -53,7 +83,7 @@ def describe(config: Any) -> ModelShape:
     settings = settings_of(config)
     architecture = _architecture(settings)
     if architecture not in _FAMILIES:
-        return _generic().describe(config)  # type: ignore[no-any-return]
+        return _generic().describe_generic(config)  # type: ignore[no-any-return]
     spec = _family(architecture).spec(settings, architecture)
     return shape_of(spec, _dtype_name(settings))
 
@@ -67,9 +97,9 @@ def create(config: Any, ops: OpTable, dtype: torch.dtype, max_length: int | None
     settings = settings_of(config)
     architecture = _architecture(settings)
     if architecture not in _FAMILIES:
-        return _generic().create(config, ops, dtype)  # type: ignore[no-any-return]
+        return _generic().create_generic(config, ops, dtype)  # type: ignore[no-any-return]
     family = _family(architecture)
-    return Decoder(family.spec(settings, architecture), ops, dtype, family.translate, max_length)
+    return Decoder(family.spec(settings, architecture), ops, dtype, max_length)
 
 
 def _architecture(settings: Settings) -> str:
@@ -96,5 +126,8 @@ def _generic() -> Any:
 
 
 def _dtype_name(settings: Settings) -> str:
-    value = settings.get("dtype", settings.get("torch_dtype", "float32"))
+    value = settings.get("dtype", settings.get("torch_dtype"))
+    if value is None:
+        inner = settings.get("text_config", {})
+        value = inner.get("dtype") or inner.get("torch_dtype") or "float32"
     return str(value).removeprefix("torch.")

@@ -16,20 +16,15 @@ from qiao.layers.moe import MoeMlp
 from qiao.layers.norm import RMSNorm
 from qiao.layers.rotary import RotaryTable
 from qiao.layers.weights import Target, fill
-from qiao.models.spec import DecoderSpec, LayerSpec, Translate, shape_of
+from qiao.models.spec import DecoderSpec, LayerSpec, shape_of
 from qiao.optable import OpTable
 
 _BUFFERS = re.compile(r"rotary_(pos_)?emb\.|\.(inv_freq|masked_bias)$")
 """Tensors that older checkpoints saved though they follow from the config."""
 
 
-def keep_names(name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-    """The translation of checkpoints that use the decoder's own names, which are those of Llama in transformers."""
-    yield name, tensor
-
-
 class DecoderLayer:
-    """Attention and a feed-forward layer. The residual travels beside ``x``, so that adding and norming are one call."""
+    """Attention and a feed-forward layer. The residual travels beside ``x``, so that adding and norming are one."""
 
     def __init__(
         self, ops: OpTable, dtype: torch.dtype, name: str, model: DecoderSpec, spec: LayerSpec, rope_index: int
@@ -92,8 +87,8 @@ class DecoderLayer:
 class Decoder:
     """A model (``qiao.models.base.Model``) for any ``DecoderSpec``.
 
-    ``translate`` turns the family's tensor names into the decoder's. ``max_length`` is the longest sequence in tokens that
-    will be served: it sizes the rotary tables and settles the ropes that depend on it (see ``inverse_frequencies``).
+    ``max_length`` is the longest sequence in tokens that will be served: it sizes the rotary tables and settles the
+    ropes that depend on it (see ``inverse_frequencies``).
     """
 
     def __init__(
@@ -101,11 +96,10 @@ class Decoder:
         spec: DecoderSpec,
         ops: OpTable,
         dtype: torch.dtype,
-        translate: Translate = keep_names,
         max_length: int | None = None,
     ) -> None:
         self.shape = shape_of(spec, str(dtype).removeprefix("torch."))
-        self._translate = translate
+        self._translate = spec.translate
         ropes = list(dict.fromkeys(x.attention.rope for x in spec.layers if x.attention.rope is not None))
         self._tables = [RotaryTable(rope, max_length or spec.max_position, ops.device) for rope in ropes]
         self._embedding = Embedding(

@@ -132,8 +132,9 @@ def decoder(
     embedding_scale: float = 1.0,
     head_normalised: bool = False,
     soft_cap: float = 0.0,
+    translate: Translate,
 ) -> DecoderSpec:
-    """A ``DecoderSpec`` from the layers and the fields that nearly all configs share; ``eps``, ``tied`` are defaults."""
+    """A ``DecoderSpec`` from the layers and the fields that nearly all configs share, with the family's defaults."""
     if isinstance(mlps, MlpSpec):
         mlps = (mlps,) * len(attention)
     rope = next((a.rope for a in attention if a.rope is not None), None)
@@ -151,6 +152,7 @@ def decoder(
         head_normalised=head_normalised,
         soft_cap=soft_cap,
         scheme=weight_scheme(settings.raw),
+        translate=translate,
     )
 
 
@@ -164,6 +166,31 @@ def renaming(*rules: tuple[str, str]) -> Translate:
         yield name, tensor
 
     return translate
+
+
+def unstacking(inner: Translate) -> Translate:
+    """``inner`` after taking apart expert weights that are stored as one tensor [experts, O, I] each."""
+    stacked = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)$")
+
+    def translate(name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+        match = stacked.match(name)
+        if match is None:
+            yield from inner(name, tensor)
+            return
+        for i, weight in enumerate(tensor):
+            yield from inner(f"{match[1]}.{i}.{match[2]}.weight", weight)
+
+    return translate
+
+
+def read_experts(settings: Settings, names: tuple[str, str], chosen: int | None = None) -> tuple[int, int]:
+    """How many experts there are, under either of ``names``, and how many a token visits."""
+    field = names[0] if settings.get(names[0]) is not None else names[1]
+    count = settings.integer(field if settings.get(field) is not None else names[0])
+    chosen = settings.integer("num_experts_per_tok", chosen)
+    if chosen > count:
+        raise settings.error("num_experts_per_tok", f"is {chosen}, more than the {count} experts of {field}")
+    return count, chosen
 
 
 PRE_NORM = (r"\.post_attention_layernorm\.", ".pre_mlp_layernorm.")

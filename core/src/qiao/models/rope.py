@@ -83,6 +83,8 @@ class _Block:
         if new is not None and old is not None and _canonical(new) != _canonical(old):
             raise self.settings.error(self.field, f"has rope_type {new!r} and type {old!r}; keep one of them")
         kind = _canonical(new if new is not None else old)
+        if kind == "yarn" and "long_factor" in self.values:
+            kind = "longrope"  # early Phi-3 files call it so
         if kind not in KINDS:
             raise self.settings.error(self.field, f"has the unknown rope type {kind!r}; known are {', '.join(KINDS)}")
         if kind == "default" and new is None and old is None and "factor" in self.values:

@@ -14,6 +14,17 @@ class Settings:
     def __init__(self, raw: Mapping[str, Any], file: str = "config.json") -> None:
         self.raw, self.file = raw, file
 
+    def absent(self, **defaults: Any) -> Settings:
+        """The same settings where a field that the file does not name at all has the family's default.
+
+        A null is kept: transformers tells the two apart.
+        """
+        return Settings({**defaults, **self.raw}, self.file)
+
+    def changed(self, **values: Any) -> Settings:
+        """The same settings with ``values`` in place of the file's."""
+        return Settings({**self.raw, **values}, self.file)
+
     def error(self, field: str, message: str) -> ModelError:
         """A ``ModelError`` about ``field``, to be raised."""
         return ModelError(f"{self.file}: {field} {message}")

@@ -17,6 +17,11 @@ Translate = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
 """From a checkpoint's tensor to the names of ``Decoder``: none to ignore it, several to take it apart."""
 
 
+def keep_names(name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+    """For checkpoints that use the decoder's own names."""
+    yield name, tensor
+
+
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """One decoder layer."""
@@ -31,7 +36,7 @@ class DecoderSpec:
 
     ``norm_offset``: norms multiply by ``1 + weight``. ``sandwich``: a norm after attention and after the feed-forward
     layer too, before each is added. ``embedding_scale`` multiplies embeddings. ``tied``: the head is the embedding.
-    ``soft_cap`` 0.0 means none. ``max_position`` is the context in tokens.
+    ``soft_cap`` 0.0 means none. ``max_position`` is the context in tokens. ``translate`` maps tensor names.
     """
 
     architecture: str
@@ -48,6 +53,7 @@ class DecoderSpec:
     head_normalised: bool = False
     soft_cap: float = 0.0
     scheme: str = "dense"
+    translate: Translate = keep_names
 
 
 def shape_of(spec: DecoderSpec, dtype: str) -> ModelShape:
