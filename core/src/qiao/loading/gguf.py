@@ -1,0 +1,146 @@
+"""GGUF weights, dequantized one at a time, under Hugging Face names."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES
+from gguf.quants import dequantize
+
+from qiao.errors import ModelError
+from qiao.loading.gguf_config import check_architecture, gguf_config, gguf_generation_config
+from qiao.loading.gguf_file import GGUFModel, GGUFTensor, open_gguf, raw_bytes
+
+__all__ = ["count_gguf", "gguf_config", "gguf_generation_config", "hf_name", "iter_gguf", "open_gguf", "read_tensor"]
+
+_TOP: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{expert}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{expert}.up_proj",
+    "ffn_down_exps": "mlp.experts.{expert}.down_proj",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+}
+_GEMMA: Mapping[str, str] = {
+    **_LAYER,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_MIXTRAL: Mapping[str, str] = {
+    **_LAYER,
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{expert}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{expert}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{expert}.w2",
+}
+_IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_FLOATS: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def iter_gguf(path: Path, device: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor once, on ``device``; the experts of a mixture one by one.
+
+    Float tensors keep their type, quantized ones become float32. Undone on the way: llama.cpp's reordering of the rows
+    of q and k in the llama family, and the 1 that its converter adds to Gemma's norms. Raises ``ModelError``.
+    """
+    model = open_gguf(path)
+    check_architecture(model)
+    for tensor in model.tensors.values():
+        if tensor.name in _IN_CONFIG:
+            continue
+        name = hf_name(model, tensor.name)
+        if "{expert}" in name:
+            for expert in range(tensor.shape[0]):
+                yield name.replace("{expert}", str(expert)), read_tensor(_slice(tensor, expert)).to(device)
+        else:
+            yield name, _restore(model, tensor.name, read_tensor(tensor)).to(device)
+
+
+def count_gguf(path: Path) -> int:
+    """How many tensors ``iter_gguf`` will yield."""
+    tensors = [t for t in open_gguf(path).tensors.values() if t.name not in _IN_CONFIG]
+    return sum(t.shape[0] if "_exps." in t.name else 1 for t in tensors)
+
+
+def hf_name(model: GGUFModel, name: str) -> str:
+    """The Hugging Face name of a GGUF tensor; ``{expert}`` stands for the first dimension. Raises ``ModelError``."""
+    stem, _, kind = name.rpartition(".")
+    if stem in _TOP:
+        return f"{_TOP[stem]}.{kind}"
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    target = _names(model).get(match[2]) if match else None
+    if match is None or target is None:
+        raise ModelError(f"{model.path}: the tensor {name} is not known for {model.architecture!r}. Update qiao.")
+    if model.architecture == "phi3" and target == "mlp.up_proj":
+        target = "mlp.gate_up_proj"
+    return f"model.layers.{match[1]}.{target}.{kind}"
+
+
+def read_tensor(tensor: GGUFTensor) -> torch.Tensor:
+    """The tensor's values, float32 where it was quantized. Raises ``ModelError`` for a type that cannot be decoded."""
+    data = raw_bytes(tensor)
+    dtype = _FLOATS.get(tensor.kind.name)
+    if dtype is not None:
+        with warnings.catch_warnings():  # the map is read-only, and so is what becomes of it
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return torch.from_numpy(data).view(dtype).reshape(tensor.shape)
+    block, block_bytes = GGML_QUANT_SIZES[tensor.kind]
+    rows = data.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * block_bytes)
+    try:
+        values = dequantize(np.asarray(rows), tensor.kind)
+    except NotImplementedError as error:
+        raise ModelError(
+            f"{tensor.file}: {tensor.name} has the type {tensor.kind.name}, which is not decoded."
+        ) from error
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).reshape(tensor.shape)
+
+
+def _names(model: GGUFModel) -> Mapping[str, str]:
+    if model.architecture.startswith("gemma"):
+        return _GEMMA
+    return _MIXTRAL if model.architecture == "llama" and model.hparam("expert_count", 0) else _LAYER
+
+
+def _slice(tensor: GGUFTensor, expert: int) -> GGUFTensor:
+    size = tensor.size // tensor.shape[0]
+    return GGUFTensor(tensor.name, tensor.shape[1:], tensor.kind, tensor.file, tensor.offset + expert * size, size)
+
+
+def _restore(model: GGUFModel, name: str, values: torch.Tensor) -> torch.Tensor:
+    if model.architecture.startswith("gemma") and name.endswith("norm.weight"):
+        return values - 1
+    if model.architecture == "llama" and ".attn_q." in name:
+        return _unpermute(values, int(model.hparam("attention.head_count")))
+    if model.architecture == "llama" and ".attn_k." in name:
+        return _unpermute(values, int(model.hparam("attention.head_count_kv", model.hparam("attention.head_count"))))
+    return values
+
+
+def _unpermute(values: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows from pairs side by side (ggml's rope) back to halves (Hugging Face's): undoes the converter's permute."""
+    return values.reshape(heads, values.shape[0] // heads // 2, 2, -1).transpose(1, 2).reshape(values.shape)
