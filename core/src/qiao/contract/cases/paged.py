@@ -1,0 +1,125 @@
+"""Cases of the KV group: paged caches in each layout, ragged batches over shuffled tables."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from qiao.contract.cases.base import LooseCache, Made, Random
+from qiao.contract.types import AttentionMetadata, Capabilities
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    label: str
+    query_lens: tuple[int, ...]
+    kv_lens: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    window: int = 0
+    soft_cap: float = 0.0
+
+
+_BATCHES = (
+    _Batch("one", (1,), (1,), 2, 2),
+    _Batch("decode", (1, 1, 1), (1, 17, 33), 4, 4),
+    _Batch("prefill", (7,), (7,), 4, 2),
+    _Batch("chunks", (5, 3), (21, 3), 6, 2),
+    _Batch("mixed", (1, 9, 1, 4), (30, 9, 1, 20), 8, 1),
+    _Batch("decode-window", (1, 1), (40, 3), 4, 2, window=6),
+    _Batch("mixed-window", (1, 9, 4), (30, 9, 20), 4, 2, window=5),
+    _Batch("mixed-cap", (1, 9, 4), (30, 9, 20), 4, 2, soft_cap=2.0),
+    _Batch("decode-cap", (1, 1), (18, 5), 4, 4, soft_cap=3.0),
+    _Batch("all", (1, 9, 1), (30, 25, 4), 6, 3, window=7, soft_cap=2.0),
+)
+
+
+def _kv_shapes(capabilities: Capabilities) -> Iterator[tuple[str, str, int, int]]:
+    """(dtype, layout, block size, head dim): each dtype with each layout, the sizes taken in turn."""
+    sizes = itertools.cycle(capabilities.block_sizes or (16, 4, 5))
+    dims = itertools.cycle(capabilities.head_dims or (64, 16, 80))
+    layouts = [x for x in capabilities.kv_layouts if x in ("NHD", "HND")] or list(capabilities.kv_layouts)
+    kv_dtypes = capabilities.kv_dtypes or capabilities.dtypes
+    for dtype, layout in itertools.product([d for d in capabilities.dtypes if d in kv_dtypes], layouts):
+        yield dtype, layout, next(sizes), next(dims)
+
+
+def _paged(
+    random: Random, batch: _Batch, dtype: str, layout: str, block_size: int, head_dim: int
+) -> tuple[LooseCache, AttentionMetadata]:
+    """Shuffled blocks, some never used, block 0 (which pads the tables) among them."""
+    counts = [-(-n // block_size) for n in batch.kv_lens]
+    num_blocks = sum(counts) + 3
+    blocks = (random.order(num_blocks - 1) + 1)[: sum(counts)]
+    tables = torch.zeros(len(counts), max(counts) + 1, dtype=torch.int32)
+    slots, news, first = [], [], 0
+    for i, (count, length, queries) in enumerate(zip(counts, batch.kv_lens, batch.query_lens, strict=True)):
+        own = blocks[first : first + count]
+        tables[i, :count] = own.int()
+        position = torch.arange(length)
+        slots.append(own[position // block_size] * block_size + position % block_size)
+        news.append(slots[-1][length - queries :])
+        first += count
+    written = torch.cat(slots)
+    key, value = (random.normal(len(written), batch.kv_heads, head_dim, dtype=dtype) for _ in range(2))
+    cache = LooseCache(key, value, written, num_blocks, block_size, layout)
+    starts = torch.tensor([0, *itertools.accumulate(batch.query_lens)], dtype=torch.int32)
+    lens = torch.tensor(batch.kv_lens, dtype=torch.int32)
+    return cache, AttentionMetadata(starts, lens, tables, torch.cat(news), batch.query_lens, batch.kv_lens)
+
+
+def attention(capabilities: Capabilities, random: Random, decode_only: bool = False) -> Made:
+    """Each batch with each dtype and layout that the chip has."""
+    batches = [b for b in _BATCHES if not decode_only or set(b.query_lens) == {1}]
+    batches = [b for b in batches if capabilities.sliding_window or not b.window]
+    batches = [b for b in batches if capabilities.soft_cap or not b.soft_cap]
+    for (dtype, layout, size, dim), batch in itertools.product(_kv_shapes(capabilities), batches):
+        cache, metadata = _paged(random, batch, dtype, layout, size, dim)
+        query = random.normal(sum(batch.query_lens), batch.heads, dim, dtype=dtype)
+        arguments = {"query": query, "cache": cache, "metadata": metadata, "scale": dim**-0.5}
+        arguments |= {"sliding_window": batch.window, "soft_cap": batch.soft_cap}
+        heads = f"{batch.heads}/{batch.kv_heads} heads of {dim}"
+        note = f"queries {batch.query_lens} over contexts {batch.kv_lens}, {heads}"
+        yield f"{batch.label}-{layout}-block{size}", dtype, arguments, note
+
+
+def decode_attention(capabilities: Capabilities, random: Random) -> Made:
+    """Those of the batches where every sequence has one query."""
+    yield from attention(capabilities, random, decode_only=True)
+
+
+def write_kv(capabilities: Capabilities, random: Random) -> Made:
+    """Slots in no order, with and without padding."""
+    for dtype, layout, size, dim in _kv_shapes(capabilities):
+        cache, _ = _paged(random, _BATCHES[3], dtype, layout, size, dim)
+        for tokens, padding in ((1, 0), (6, 0), (7, 3)):
+            slots = random.order(cache.num_blocks * size)[:tokens]
+            slots[random.order(tokens)[:padding]] = -1
+            key, value = (random.normal(tokens, cache.key.shape[1], dim, dtype=dtype) for _ in range(2))
+            arguments = {"key": key, "value": value, "cache": cache, "slot_mapping": slots}
+            label = f"{tokens}tokens-{padding}padding-{layout}-block{size}"
+            yield label, dtype, arguments, "scattered slots, -1 skipped"
+
+
+def copy_blocks(capabilities: Capabilities, random: Random) -> Made:
+    """Two blocks to two others of a full cache."""
+    for dtype, layout, size, dim in _kv_shapes(capabilities):
+        cache, _ = _paged(random, _BATCHES[1], dtype, layout, size, dim)
+        # each block of the cache is written, so that what a copy must not touch can be compared
+        slots = torch.arange(cache.num_blocks * size)
+        key, value = (random.normal(len(slots), 2, dim, dtype=dtype) for _ in range(2))
+        cache = replace(cache, key=key, value=value, slots=slots)
+        blocks = random.order(cache.num_blocks)
+        arguments = {"cache": cache, "source": blocks[:2], "target": blocks[2:4]}
+        yield f"{layout}-block{size}", dtype, arguments, "two blocks, the others untouched"
+
+
+def allocate_kv(capabilities: Capabilities, random: Random) -> Made:
+    """Each dtype with each layout."""
+    for dtype, layout, size, dim in _kv_shapes(capabilities):
+        names = ("num_blocks", "block_size", "num_kv_heads", "head_dim", "dtype", "layout", "device")
+        values = (3, size, 2, dim, getattr(torch, dtype), layout, "cpu")
+        yield f"{layout}-block{size}", dtype, dict(zip(names, values, strict=True)), "shape, dtype and layout as asked"
