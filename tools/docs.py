@@ -194,10 +194,14 @@ def cli_page() -> str:
 
 def serve_sections() -> list[str]:
     """One table per group of the server's flags."""
+    return [table(("flag", "default", "meaning"), option_rows(server_parser()))]
+
+
+def server_parser() -> argparse.ArgumentParser:
+    """The parser of ``qiao serve`` and ``python -m qiao.server``."""
     from qiao.server.flags import make_parser
 
-    parser = make_parser()
-    return [table(("flag", "default", "meaning"), option_rows(parser))]
+    return make_parser()
 
 
 # coverage ------------------------------------------------------------------------------------------------------------
