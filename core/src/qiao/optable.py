@@ -7,7 +7,8 @@ that copies activations across, calls the host's function, and counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -63,3 +64,28 @@ class OpTable:
     swap_blocks: Callable[..., None] | None = None
     capture: Callable[..., Callable[..., Any]] | None = None
     utilization: Callable[[str], float] | None = None
+
+
+def operator_of(table: OpTable, error: BaseException) -> str | None:
+    """The operator of ``table`` that raised ``error``, read from the traceback; None where it was none of them.
+
+    Operators of the device are bound as they are, so their errors arrive raw; this costs nothing until one is raised.
+    """
+    codes: dict[Any, str] = {}
+    for field in fields(table):
+        _note_code(codes, field.name, getattr(table, field.name))
+    for ops in table.matmul.values():
+        _note_code(codes, "pack_weight", ops.pack_weight)
+        _note_code(codes, "matmul", ops.matmul)
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return codes[trace.tb_frame.f_code]
+        trace = trace.tb_next
+    return None
+
+
+def _note_code(codes: dict[Any, str], name: str, function: Any) -> None:
+    code = getattr(unwrap(function), "__code__", None) if callable(function) else None
+    if code is not None:
+        codes.setdefault(code, name)

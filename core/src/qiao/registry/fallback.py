@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import wraps
 from time import perf_counter
 from typing import Any
 
@@ -64,18 +65,18 @@ def on_host(spec: OpSpec, function: Function, plugin: str, device: str, record: 
     back = tuple(operand.place == "move" for operand in spec.results)
     returns = _returner(back, device, record)
 
+    @wraps(function)
     def call(*args: Any) -> Any:
         start = perf_counter()
         given = list(args)
-        for i in moved:
-            given[i] = to_host(given[i], record)
         try:
-            result = function(*given)
+            for i in moved:
+                given[i] = to_host(given[i], record)
+            result = returns(function(*given))
         except QiaoError:
             raise
         except Exception as error:
-            raise kernel_error(spec.name, plugin, HOST, error) from error
-        result = returns(result)
+            raise kernel_error(spec.name, plugin, f"{HOST} for {device}", error) from error
         record.calls += 1
         record.seconds += perf_counter() - start
         return result

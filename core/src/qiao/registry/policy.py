@@ -48,7 +48,7 @@ def format_bytes(count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """``default`` holds unless ``overrides`` names the operator or its group. ``budget`` is in bytes a step, or None."""
+    """``default`` holds unless ``overrides`` names the operator or group. ``budget`` is in bytes a step, or None."""
 
     default: str = WARN
     overrides: Mapping[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The start-up probe: each bound operator is called once on a tiny case, so that declared support is confirmed.
 
-An operator that raises here leads to a new plan before anything is served, and the policy is applied to that one. After the
-start nothing is moved any more: an operator that raises then fails its request.
+An operator that raises here leads to a new plan before anything is served, and the policy applies to that one. After
+the start nothing is moved any more: an operator that raises then fails its request.
 """
 
 from __future__ import annotations
