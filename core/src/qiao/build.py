@@ -67,7 +67,7 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
     wanted = _context(args, shape)
     kv_dtype = dtype_of(shape.dtype)
     size = _size_cache(args, shape, plan, ops, wanted, kv_dtype)
-    logger.info("KV cache: %s", size.explanation)
+    logger.info(size.explanation)
     max_model_len = _fit_context(args, wanted, size, plan.block_size)
     engine = Engine(model, ops, _engine_config(args, shape, plan, size, max_model_len, kv_dtype), _counts(counters))
     info = EngineInfo(
