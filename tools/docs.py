@@ -141,24 +141,6 @@ def metrics_page() -> str:
 # command line --------------------------------------------------------------------------------------------------------
 
 
-def option_rows(parser: argparse.ArgumentParser) -> Iterable[tuple[str, str, str]]:
-    """Flags, default and help of each visible action of ``parser``."""
-    for action in parser._actions:
-        if action.help == argparse.SUPPRESS or not action.option_strings:
-            continue
-        shown = not isinstance(action.default, (type(None), bool)) and action.default not in (
-            "",
-            argparse.SUPPRESS,
-            [],
-            (),
-        )
-        yield (
-            ", ".join(f"`{s}`" for s in action.option_strings),
-            f"`{action.default}`" if shown else "",
-            action.help or "",
-        )
-
-
 def commands() -> Mapping[str, Any]:
     """The subcommands as typer built them."""
     import typer
@@ -192,16 +174,41 @@ def cli_page() -> str:
     return "\n".join(parts)
 
 
+def dashes(names: Iterable[str]) -> str:
+    """Flags as people write them."""
+    return ", ".join(f"`--{name.replace('_', '-')}`" for name in names)
+
+
 def serve_sections() -> list[str]:
-    """One table per group of the server's flags."""
-    return [table(("flag", "default", "meaning"), option_rows(server_parser()))]
+    """The server's flags from the fields that they set, then the other spellings."""
+    from qiao.server.flags import flags
+    from qiao.server.flagtable import ALIASES, FIXED, IGNORED, SHORT
+    from qiao.server.flagtext import MEANING
 
-
-def server_parser() -> argparse.ArgumentParser:
-    """The parser of ``qiao serve`` and ``python -m qiao.server``."""
-    from qiao.server.flags import make_parser
-
-    return make_parser()
+    parts = [
+        "`-` and `_` are the same; booleans also as `--no-X`; sizes as `4096`, `32k` or `64MiB`; JSON flags also as "
+        "`--flag.key VALUE`; `--config FILE.yaml` holds flags, and the command line wins.\n"
+    ]
+    for title, owner in (("Engine", "EngineArgs"), ("Server", "ServerArgs")):
+        rows = []
+        for flag in flags().values():
+            if flag.owner.__name__ == owner and flag.name != "model":
+                default = (
+                    {True: "on", False: "off"}.get(flag.default, flag.default) if flag.kind == "bool" else flag.default
+                )
+                shown = "" if default in (None, {}, (), "") else f"`{default}`"
+                rows.append((f"`{flag.option}`", shown, MEANING[flag.name]))
+        parts += [f"### {title}\n", table(("flag", "default", "meaning"), rows)]
+    parts.append("### Other spellings of vLLM\n")
+    spellings = [
+        *SHORT.items(),
+        *((dashes([old]).strip("`"), dashes([new]).strip("`")) for old, new in ALIASES.items()),
+    ]
+    parts.append(table(("given", "means"), ((f"`{old}`", f"`{new}`") for old, new in spellings)))
+    fixed = ((dashes([name]), ", ".join(f"`{v}`" for v in values), why) for name, (values, why) in FIXED.items())
+    parts += ["Accepted with one meaning only:\n", table(("flag", "values", "why"), fixed)]
+    parts.append(f"Accepted without effect, with a warning: {dashes(IGNORED)}.\n")
+    return parts
 
 
 # coverage ------------------------------------------------------------------------------------------------------------

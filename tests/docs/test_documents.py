@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from qiao.contract import CATALOG
+from qiao.server.flags import flags as server_flags
+from qiao.server.flagtable import ALIASES, FIXED, IGNORED, SHORT
+from qiao.server.flagtext import MEANING
 
 from tests.support.source import ROOT, relative
 from tools import docs
@@ -75,7 +78,9 @@ def known_flags() -> dict[str, set[str]]:
         name: {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
         for name, command in docs.commands().items()
     }
-    serve = {flag for action in docs.server_parser()._actions for flag in action.option_strings}
+    known = [f"--{name.replace('_', '-')}" for name in (*server_flags(), *ALIASES, *FIXED, *IGNORED, "config", "help")]
+    negated = [f"--no-{flag.option[2:]}" for flag in server_flags().values() if flag.kind == "bool"]
+    serve = {*known, *negated, *SHORT, "-h"}
     return flags | {"serve": serve}
 
 
@@ -141,6 +146,10 @@ def test_metrics_named_in_prose_exist() -> None:
     for page in set(PAGES) - GENERATED:
         named = set(re.findall(r"`((?:qiao|vllm):\w+)`", page.read_text(encoding="utf-8")))
         assert named <= known, page
+
+
+def test_every_flag_is_explained() -> None:
+    assert set(MEANING) == set(server_flags()) - {"model"}
 
 
 def test_examples_compile() -> None:
