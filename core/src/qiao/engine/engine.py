@@ -14,7 +14,7 @@ from qiao.engine.blocks import BlockManager
 from qiao.engine.config import EngineConfig
 from qiao.engine.integrity import check_scheduler
 from qiao.engine.prefix import PrefixCache
-from qiao.engine.request import EngineRequest, EngineStats, FallbackCount, SequenceOutput
+from qiao.engine.request import EngineRequest, EngineStats, FallbackCount, SequenceOutput, TokenLogprobs
 from qiao.engine.rows import RowTable
 from qiao.engine.runner import Runner
 from qiao.engine.sampler import NO_TOKEN, Sampled
@@ -163,34 +163,39 @@ class Engine:
         failed: dict[str, Request] = {}
         finished: list[Sequence] = []
         for seq, token, scored in zip(sampled, result.token_ids.tolist(), logprobs, strict=True):
-            request, tokens = seq.request, seq.tokens
-            if token == NO_TOKEN or request.fault is not None:
-                failed[request.id] = request
+            if token == NO_TOKEN or seq.request.fault is not None:
+                failed[seq.request.id] = seq.request
                 continue
-            tokens.append(token)
-            output = SequenceOutput(
-                request_id=request.id,
-                index=seq.index,
-                token_ids=[token],
-                logprobs=None if scored is None else [scored],
-                num_cached_tokens=request.cached_tokens,
-            )
-            if len(tokens) == seq.num_prompt + 1:
-                self._first(seq, output)
-            if token in seq.stops:
-                output.finish_reason, output.stop_reason = "stop", seq.stops[token]
-                finished.append(seq)
-            elif len(tokens) >= seq.limit:
-                output.finish_reason = "length"
-                finished.append(seq)
+            output = self._append(seq, token, scored)
             outputs.append(output)
-        self._totals.generation_tokens += len(outputs)
+            if output.finish_reason is not None:
+                finished.append(seq)
         self._finish_all(finished)
         if failed:
             outputs = [o for o in outputs if o.request_id not in failed]
             for request in failed.values():
                 outputs += self._fail([request], request.fault or _UNCHOSEN)
         return outputs
+
+    def _append(self, seq: Sequence, token: int, scored: TokenLogprobs | None) -> SequenceOutput:
+        """Add a sampled token and see whether it is the last one."""
+        tokens = seq.tokens
+        tokens.append(token)
+        self._totals.generation_tokens += 1
+        output = SequenceOutput(
+            request_id=seq.request.id,
+            index=seq.index,
+            token_ids=[token],
+            logprobs=None if scored is None else [scored],
+            num_cached_tokens=seq.request.cached_tokens,
+        )
+        if len(tokens) == seq.num_prompt + 1:
+            self._first(seq, output)
+        if token in seq.stops:
+            output.finish_reason, output.stop_reason = "stop", seq.stops[token]
+        elif len(tokens) >= seq.limit:
+            output.finish_reason = "length"
+        return output
 
     def _collect_scored(self, step: Step) -> list[SequenceOutput]:
         """Outputs of the sequences that end with their prompt, because no token was asked for."""

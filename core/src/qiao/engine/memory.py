@@ -22,7 +22,7 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Memory of this process in bytes: the tightest limit, what is ``free`` under the tightest, and all figures as text."""
+    """Memory of this process in bytes: the tightest limit, the least that is ``free``, and all figures as text."""
 
     bytes: int
     free: int
