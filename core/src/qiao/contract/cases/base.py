@@ -65,10 +65,10 @@ def place(value: Any, hooks: Hooks, device: str) -> Any:
         packed: PackedWeight = hooks["pack_weight"](value.scheme, value.tensors, value.info, device)
         return packed
     if isinstance(value, torch.Tensor):
-        return value.to(device)
+        return value.to(device, copy=True)  # a hook may change its arguments, never the case
     if isinstance(value, (AttentionMetadata, SamplingTensors, PenaltyTensors)):
         names = [f.name for f in fields(value) if isinstance(getattr(value, f.name), torch.Tensor)]
-        return replace(value, **{n: getattr(value, n).to(device) for n in names})
+        return replace(value, **{n: getattr(value, n).to(device, copy=True) for n in names})
     return value
 
 

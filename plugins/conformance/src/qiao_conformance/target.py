@@ -1,0 +1,119 @@
+"""The plugin under test, found by its entry point, and what its results are compared with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from importlib import metadata
+from typing import Any
+
+import torch
+from qiao.contract import CATALOG, GROUP, SPECS, Capabilities, DeviceInfo, KVCache, Tolerance
+from qiao.contract.cases import Case, LooseCache, LooseWeight, place
+
+
+@dataclass(frozen=True)
+class Target:
+    """One device of one plugin."""
+
+    name: str
+    hooks: Mapping[str, Callable[..., Any]]
+    device: DeviceInfo
+    capabilities: Capabilities
+
+    def tolerance(self, hook: str, dtype: str) -> Tolerance:
+        """The catalog's, or the looser one that the plugin declares."""
+        usual = CATALOG[hook].tolerance[dtype]
+        declared = self.capabilities.tolerances.get((hook, dtype))
+        if declared is None:
+            return usual
+        return Tolerance(max(usual.atol, declared.atol), max(usual.rtol, declared.rtol))
+
+    def placed(self, case: Case) -> dict[str, Any]:
+        """The case's arguments on the device."""
+        device = self.device.torch_device
+        return {
+            name: device if name == "device" else place(value, self.hooks, device)
+            for name, value in case.arguments.items()
+        }
+
+    def call(self, hook: str, arguments: Mapping[str, Any]) -> Any:
+        """Call and wait, so that a late fault raises here."""
+        result = self.hooks[hook](*arguments.values())
+        self.hooks["synchronize"](self.device.torch_device)
+        return result
+
+
+def find(asked: str) -> Target:
+    """The target for ``asked``, a plugin's name or ``plugin:index``. Raises ``LookupError`` saying what there is."""
+    name, _, index = asked.partition(":")
+    points = {p.name: p for p in metadata.entry_points(group=GROUP)}
+    if name not in points:
+        raise LookupError(f"no plugin {name!r} in group {GROUP}; installed: {', '.join(sorted(points)) or 'none'}")
+    plugin = points[name].load()
+    hooks = {hook: getattr(plugin, hook) for hook in CATALOG if callable(getattr(plugin, hook, None))}
+    devices = hooks["probe_devices"]()
+    chosen = [d for d in devices if not index or d.name == asked]
+    if not chosen:
+        raise LookupError(f"plugin {name!r} finds no such device; it finds {[d.name for d in devices]}")
+    return Target(name, hooks, chosen[0], hooks["capabilities"](chosen[0].chip))
+
+
+def specified() -> dict[str, tuple[str, ...]]:
+    """Argument names of each hook, from the specification classes."""
+    out = {}
+    for spec in SPECS:
+        for name, function in vars(spec).items():
+            if not name.startswith("_"):
+                out[name] = tuple(inspect.signature(function).parameters)[1:]
+    return out
+
+
+def host(value: Any) -> Any:
+    """``value`` with all tensors copied to the host, for comparing before and after."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: host(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {k: host(v) for k, v in value.items()}
+    return value
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal to the bit, NaN included."""
+    if isinstance(a, torch.Tensor):
+        equal = a.shape == b.shape and a.dtype == b.dtype
+        return equal and bool(((a == b) | ((a != a) & (b != b))).all())
+    if isinstance(a, dict):
+        return all(same(a[k], b[k]) for k in a)
+    return bool(a == b)
+
+
+def worst(got: torch.Tensor, want: torch.Tensor, tolerance: Tolerance) -> tuple[float, int]:
+    """The largest ``|a - b| / (atol + rtol |b|)`` and its flat index; infinite for a NaN or a wrong shape."""
+    if got.shape != want.shape:
+        return float("inf"), 0
+    a, b = got.detach().cpu().double().flatten(), want.double().flatten()
+    if not a.numel():
+        return 0.0, 0
+    allowed = tolerance.atol + tolerance.rtol * b.abs()
+    gap = (a - b).abs()
+    ratio = torch.where(gap == 0, torch.zeros_like(gap), gap / allowed)  # 0 / 0 where exactness is asked for and met
+    ratio = torch.where((a == b) | (a.isnan() & b.isnan()), torch.zeros_like(ratio), ratio)  # equal infinities
+    ratio = torch.nan_to_num(ratio, nan=float("inf"), posinf=float("inf"))
+    index = int(ratio.argmax())
+    return float(ratio[index]), index
+
+
+def flat_rows(cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+    """Key and value on the host as [slots, K, D]. Raises ``LookupError`` for a layout that only the plugin knows."""
+    if cache.layout not in ("NHD", "HND"):
+        raise LookupError(f"layout {cache.layout} cannot be read from outside")
+    parts = (host(x) for x in (cache.key, cache.value))
+    key, value = (x.transpose(1, 2) if cache.layout == "HND" else x for x in parts)
+    return key.flatten(0, 1), value.flatten(0, 1)
+
+
+__all__ = ["LooseCache", "LooseWeight", "Target", "find", "flat_rows", "host", "same", "specified", "worst"]

@@ -1,0 +1,133 @@
+"""The kit passes right plugins and notices each kind of wrong one."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from qiao.contract import CATALOG, Tolerance
+from qiao.contract.cases import cases
+from qiao_conformance import kit, sim
+from qiao_conformance.target import find, same, worst
+
+pytest_plugins = ("pytester",)
+
+NUMERIC = [
+    "attention", "decode_attention", "matmul", "logprobs", "rms_norm", "silu_mul", "gelu_mul",
+    "add_rms_norm",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def device():
+    sim.setup(memory=256 << 20)
+    yield
+    sim.reset()
+
+
+@pytest.fixture
+def target():
+    return find("sim")
+
+
+def failures(target, hook):
+    failed = 0
+    for case in cases(hook, target.capabilities):
+        try:
+            kit.test_case(target, case)
+        except AssertionError:
+            failed += 1
+    return failed
+
+
+def with_hook(target, name, function):
+    return replace(target, hooks={**target.hooks, name: function})
+
+
+@pytest.mark.parametrize("hook", NUMERIC)
+def test_wrong_numbers_are_noticed(target, hook):
+    assert failures(target, hook) == 0
+    with sim.wrong_numbers(hook, by=0.1):
+        assert failures(target, hook) > 0
+
+
+def test_a_declared_looser_tolerance_wins(target):
+    loose = {("rms_norm", d): Tolerance(1.0, 1.0) for d in target.capabilities.dtypes}
+    declared = replace(target, capabilities=replace(target.capabilities, tolerances=loose))
+    with sim.wrong_numbers("rms_norm", by=0.1):
+        assert failures(target, "rms_norm") > 0
+        assert failures(declared, "rms_norm") == 0
+
+
+def test_a_write_outside_the_slots_is_noticed(target):
+    right = target.hooks["write_kv"]
+
+    def write(key, value, cache, slots):
+        right(key, value, cache, slots.clamp(min=0))  # padding lands in slot 0
+
+    # the case's own contents are written through the same hook, without padding there
+    assert failures(target, "write_kv") == 0
+    assert failures(with_hook(target, "write_kv", write), "write_kv") > 0
+
+
+def test_a_changed_argument_is_noticed(target):
+    right = target.hooks["silu_mul"]
+
+    def in_place(x):
+        out = right(x)
+        x.mul_(2)
+        return out
+
+    assert failures(with_hook(target, "silu_mul", in_place), "silu_mul") > 0
+
+
+def test_a_wrong_sampler_is_noticed(target):
+    def greedy(logits, params):
+        return logits.argmax(1)
+
+    def highest_id_of_a_tie(logits, params):
+        return logits.shape[1] - 1 - logits.flip(1).argmax(1)
+
+    assert failures(target, "sample") == 0
+    assert failures(with_hook(target, "sample", greedy), "sample") > 0
+    assert failures(with_hook(target, "sample", highest_id_of_a_tie), "sample") > 0
+
+
+def test_a_stale_cache_dtype_or_copy_is_noticed(target):
+    assert failures(with_hook(target, "copy_blocks", lambda cache, source, to: None), "copy_blocks") > 0
+    assert failures(with_hook(target, "rotary", lambda q, k, c, s, i: (q.double(), k)), "rotary") > 0
+
+
+def test_only_cases_for_what_the_chip_has(target):
+    sim.setup(chip="hnd")
+    limited = find("sim")
+    seen = [c.arguments["cache"] for c in cases("attention", limited.capabilities)]
+    assert {(c.layout, c.block_size) for c in seen} == {("HND", 128)}
+    assert failures(limited, "attention") == 0
+
+
+def test_every_hook_that_computes_has_cases(target):
+    without = {name for name in CATALOG if not any(True for _ in cases(name, target.capabilities))}
+    device = {name for name, op in CATALOG.items() if op.family == "device"}
+    assert without == device | {"swap_blocks", "pack_weight", "prepare_attention"}
+
+
+def test_comparison_counts_nan_and_shape_as_wrong():
+    tight = Tolerance(0.0, 0.0)
+    assert worst(torch.ones(2), torch.ones(2), tight)[0] == 0
+    assert worst(torch.tensor([1.0, float("nan")]), torch.ones(2), Tolerance(9, 9)) == (float("inf"), 1)
+    assert worst(torch.ones(3), torch.ones(2), Tolerance(9, 9))[0] == float("inf")
+    assert worst(torch.tensor([float("-inf")]), torch.tensor([float("-inf")]), tight)[0] == 0
+    assert not same(torch.ones(1), torch.ones(1).double())
+
+
+def test_option_runs_the_kit_and_prints_what_it_tested(pytester):
+    result = pytester.runpytest_subprocess("--qiao-device", "reference", "-k", "silu_mul")
+    result.stdout.fnmatch_lines(["*qiao device: reference:0 (cpu)*"])
+    outcomes = result.parseoutcomes()
+    assert outcomes.get("failed", 0) == 0 and outcomes["passed"] >= 7
+
+
+def test_unknown_plugin_is_a_usage_error(pytester):
+    result = pytester.runpytest_subprocess("--qiao-device", "warp")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "no plugin 'warp'" in result.stderr.str() + result.stdout.str()
