@@ -6,13 +6,13 @@ import sys
 
 import pytest
 import torch
-from qiao_conformance import sim
-
 from qiao.errors import KernelError, PluginError
 from qiao.optable import operator_of
 from qiao.registry import FallbackCounters, backend_of, bind
 from qiao.registry.backend import make_backend
 from qiao.registry.manager import LoadedPlugin
+from qiao_conformance import sim
+
 from tests.support.fallback import PROMPTS, build, expected, host_backend, plan_for, request, sim_backend
 
 DEVICE_HOOKS = ["attention", "decode_attention", "rope_write_kv", "matmul", "sample", "add_rms_norm", "silu_mul"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-
 from qiao.contract import CATALOG
 from qiao.registry import FallbackCounters, bind
 from qiao.registry.placement import Kind
+
 from tests.support.fallback import Crossing, expected, host_backend, plan_for, serve, sim_backend
 
 LACKABLE = [op.name for op in CATALOG.values() if op.family != "device" or op.optional]
@@ -20,8 +20,8 @@ GROUPS = {
 }
 
 MOVED = {
-    **dict.fromkeys(("allocate_kv", "copy_blocks", "write_kv", "attention"), {"KV"}),
-    **dict.fromkeys(("pack_weight", "matmul"), {"W[dense]"}),
+    **{hook: {"KV"} for hook in ("allocate_kv", "copy_blocks", "write_kv", "attention")},
+    **{hook: {"W[dense]"} for hook in ("pack_weight", "matmul")},
     "sample": {"S"},
 }
 """The groups that each required hook takes with it; an optional hook moves nothing."""

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import torch
-
 from qiao.contract import AttentionMetadata, KVCache, ModelShape, StepShape
 from qiao.engine import Engine, EngineConfig
 from qiao.engine.request import EngineRequest, FallbackCount, SequenceOutput
@@ -17,6 +16,7 @@ from qiao.models.base import Model
 from qiao.optable import OpTable
 from qiao.registry import Backend, FallbackCounters, Plan, Policy, backend_of, make_plan
 from qiao.sampling_params import SamplingParams
+
 from tests.support.checkpoints import rand_config
 
 BLOCK = 4

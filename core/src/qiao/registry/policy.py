@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from qiao.errors import ParameterError, PlanRefusedError
 from qiao.registry.placement import check_names, names_group
+from qiao.registry.pricing import Price
 
 if TYPE_CHECKING:
     from qiao.registry.plan import Plan, PlanRow
@@ -99,39 +100,54 @@ def enforce(plan: Plan, policy: Policy) -> None:
     refused = refusal(plan, policy)
     if refused:
         raise PlanRefusedError(refused)
-    for group in dict.fromkeys(row.group for row in plan.fallback_rows):
-        rows = [row for row in plan.fallback_rows if row.group == group]
-        if any(policy.verdict(row.operator, row.group) == WARN for row in rows):
-            causes = [row for row in rows if row.gap]
-            reasons = "; ".join(f"{row.operator}: {row.reason}" for row in causes)
-            cost = format_bytes(sum(row.price.bytes for row in rows))
-            log.warning("%s runs on the host instead of %s: %s; %s a step", group, plan.device, reasons, cost)
+    warned = [row for row in plan.fallback_rows if row.gap and policy.verdict(row.operator, row.group) == WARN]
+    for line in _lines(warned, plan):
+        log.warning("runs on the host instead of %s: %s", plan.device, line)
     for row in plan.failed_rows:
         log.warning("%s on %s is replaced by %s: %s", row.operator, plan.device, row.place or "nothing", row.reason)
 
 
 def refusal(plan: Plan, policy: Policy) -> str:
-    """The text of the refusal, empty where the plan is within the policy."""
-    denied = [row for row in plan.fallback_rows if policy.verdict(row.operator, row.group) == DENY]
+    """The text of the refusal, empty where the plan is within the policy.
+
+    An operator that only moves along is judged by those that caused the move, unless the policy names it.
+    """
+    denied = [row for row in plan.fallback_rows if _judged(row, policy) == DENY]
     if denied:
         return (
             f"the fallback policy {str(policy)!r} forbids running these operators on the host instead of "
-            f"{plan.device}:\n{_lines(denied, plan)}\n"
+            f"{plan.device}:\n{_listed(denied, plan)}\n"
             f"Accept them with --fallback warn, or run everything on the host with --device {plan.host}."
         )
     total = plan.price().fallback.bytes
     if policy.budget is not None and total > policy.budget:
         return (
             f"the fallback to the host moves {format_bytes(total)} a step, the budget is {format_bytes(policy.budget)} "
-            f"({plan.step_text}):\n{_lines(plan.fallback_rows, plan)}\n"
+            f"({plan.step_text}):\n{_listed([row for row in plan.fallback_rows if row.gap], plan)}\n"
             f"Raise --fallback-budget to at least {total}, or run everything on the host with --device {plan.host}."
         )
     return ""
 
 
-def _lines(rows: list[PlanRow] | tuple[PlanRow, ...], plan: Plan) -> str:
-    return "\n".join(
-        f"  {row.operator} ({row.group}): {row.reason}; {row.price.calls} calls, {format_bytes(row.price.bytes)} and "
-        f"about {1000 * plan.rates.seconds(row.price):.1f} ms a step"
-        for row in rows
-    )
+def _judged(row: PlanRow, policy: Policy) -> str:
+    return policy.verdict(row.operator, row.group) if row.gap else policy.overrides.get(row.operator, ALLOW)
+
+
+def _listed(rows: list[PlanRow], plan: Plan) -> str:
+    return "\n".join(f"  {line}" for line in _lines(rows, plan))
+
+
+def _lines(rows: list[PlanRow], plan: Plan) -> list[str]:
+    """One line for each group of ``rows``: operators with reasons, what moves along, the price of all together."""
+    lines = []
+    for group in dict.fromkeys(row.group for row in rows):
+        named = [row for row in rows if row.group == group]
+        members = [row for row in plan.fallback_rows if row.group == group]
+        along = [row.operator for row in members if row not in named]
+        price = sum((row.price for row in members), Price())
+        lines.append(
+            f"{group}: {'; '.join(f'{row.operator} ({row.reason})' for row in named)}"
+            f"{', with it ' + ', '.join(along) if along else ''}: {price.calls} calls, {format_bytes(price.bytes)} and "
+            f"about {1000 * plan.rates.seconds(price):.1f} ms a step"
+        )
+    return lines

@@ -43,66 +43,69 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 
 def render(plan: Plan) -> str:
-    """The plan as plain lines: one for each operator that a user can act on, then sums and remarks."""
+    """The plan as plain lines: one for each operator that a step calls, then sums and remarks."""
     price = plan.price()
     lines = [
-        f"plan for {plan.shape.architecture} ({plan.shape.dtype}) on {plan.device}; host plugin {plan.host}; "
-        f"KV blocks of {plan.block_size} tokens, layout {plan.kv_layout}",
-        f"priced for {plan.step_text}",
-        _line("operator", "group", "runs on", "calls", "to host", "to device", "ms", "reason"),
+        f"plan for {plan.shape.architecture} ({plan.shape.dtype}) on {plan.device}, {plan.step_text}",
+        _line("operator", "group", "runs on", "calls", "to host", "to device", "ms"),
     ]
-    lines += [text_row(row, plan.rates) for row in price.rows if shown(row)]
+    lines += [_amounts(row.operator, row.group, row.place, row.price, plan.rates) for row in price.rows if shown(row)]
     for name, part in (("inputs", price.inputs), ("outputs", price.outputs), ("total", price.total)):
-        lines.append(_amounts(name, "", "", part, plan.rates, ""))
-    lines += remarks(plan)
-    return "\n".join(lines)
+        lines.append(_amounts(name, "", "", part, plan.rates))
+    return "\n".join(lines + remarks(plan))
 
 
 def shown(row: PlanRow) -> bool:
-    """Whether a row says something: it is called in a step, or it is not on the device."""
-    return bool(row.price.calls) or row.kind is Kind.HOST
+    """Whether a row says something to a reader: a step calls it, or it is why a group moved."""
+    return bool(row.price.calls) or row.gap
 
 
 def remarks(plan: Plan) -> list[str]:
-    """What the numbers alone do not say."""
+    """What the numbers alone do not say: reasons, capture, assumptions."""
     rates = plan.rates
-    notes = [
-        f"times assume {rates.bytes_per_second / 1e9:g} GB/s and {rates.sync_seconds * 1e6:g} us a wait; "
-        "what the host computes comes on top"
+    notes = [f"{row.operator} ({row.group}) runs on {row.place}: {row.reason}" for row in plan.fallback_rows if row.gap]
+    notes += [
+        f"{p.operator} {'runs as plain ' + p.place if p.place else 'is not used'}: {p.reason}"
+        for p in plan.placements
+        if p.kind in (Kind.COMPOSITE, Kind.UNUSED) and p.operator in (*plan.drop, *plan.failed)
     ]
-    notes += [f"capture: {region.name}: {region.reason or 'captured'}" for region in plan.regions]
+    notes += [f"capture of {region.name}: {region.reason or 'yes'}" for region in plan.regions]
+    owner = plan.placement("allocate_kv").place
+    notes.append(f"KV cache: on {owner}, layout {plan.kv_layout}, blocks of {plan.block_size} tokens")
     if plan.kept:
         notes.append(f"{', '.join(plan.kept)} kept on the device: priced only, cannot be run")
     if any(row.price.estimate for row in plan.fallback_rows):
-        notes.append("rows of experts are upper bounds: which experts are used is known at run time")
+        notes.append(
+            "'<=' marks upper bounds: which experts are used, and how far a kept weight packs, shows at run time"
+        )
+    notes.append(
+        f"times assume {rates.bytes_per_second / 1e9:g} GB/s and {rates.sync_seconds * 1e6:g} us a wait; "
+        "what the host computes comes on top"
+    )
     refused = refusal(plan, plan.policy)
     if refused:
         notes.append(f"REFUSED: {refused}")
     return notes
 
 
-def text_row(row: PlanRow, rates: Rates) -> str:
-    """One operator as a line."""
-    return _amounts(row.operator, row.group, row.place, row.price, rates, row.reason)
+def _amounts(operator: str, group: str, place: str, price: Price, rates: Rates) -> str:
+    return _line(operator, group, place, *amounts(price, rates))
 
 
-def _amounts(operator: str, group: str, place: str, price: Price, rates: Rates, reason: str) -> str:
-    return _line(
-        operator,
-        group,
-        place,
-        str(price.calls or ""),
-        format_bytes(price.bytes_to_host),
-        format_bytes(price.bytes_to_device),
-        f"{1000 * rates.seconds(price):.2f}",
-        reason,
+def amounts(price: Price, rates: Rates) -> tuple[str, str, str, str]:
+    """Calls, bytes to the host, bytes to the device and milliseconds as text; a dash for nothing."""
+    seconds = rates.seconds(price)
+    return (
+        f"{'<= ' if price.estimate else ''}{price.calls or '-'}",
+        format_bytes(price.bytes_to_host) if price.bytes_to_host else "-",
+        format_bytes(price.bytes_to_device) if price.bytes_to_device else "-",
+        f"{1000 * seconds:.2f}" if seconds else "-",
     )
 
 
 def _line(*cells: str) -> str:
-    widths = (18, 10, 10, 6, 11, 11, 9, 0)
-    right = (3, 4, 5, 6)
-    padded = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
+    widths = (18, 10, 10, 8, 10, 10, 9)
+    padded = (c.rjust(w) if i > 2 else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
     return "  ".join(padded).rstrip()
 
 
