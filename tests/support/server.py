@@ -1,11 +1,12 @@
 """A scripted engine that runs in a real engine process, so that transport and server are tested without a model.
 
-The next token depends on the last one only, through a table given in ``EngineArgs.hf_overrides``. Start it with
-``HostOptions(module="tests.support.server")``.
+The next token depends on the last one only, through a table given in ``EngineArgs.hf_overrides``; a request's
+``cache_salt`` names the table. Start it with ``HostOptions(module="tests.support.server")``.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -31,7 +32,8 @@ class ScriptedEngine:
     """One token a step for every sequence of every request."""
 
     def __init__(self, args: EngineArgs) -> None:
-        self.table = {int(k): int(v) for k, v in args.hf_overrides.get("table", {}).items()}
+        given = {"": args.hf_overrides.get("table", {}), **args.hf_overrides.get("tables", {})}
+        self.tables = {name: {int(k): int(v) for k, v in table.items()} for name, table in given.items()}
         self.pause = float(args.hf_overrides.get("pause", 0.0))
         self.limit = args.max_num_seqs
         self.requests: dict[str, EngineRequest] = {}
@@ -59,9 +61,6 @@ class ScriptedEngine:
     def has_work(self) -> bool:
         return bool(self.made)
 
-    def check_integrity(self) -> None:
-        assert all(key[0] in self.requests for key in self.made)
-
     def step(self) -> list[SequenceOutput]:
         time.sleep(self.pause)
         self.totals.steps += 1
@@ -79,7 +78,7 @@ class ScriptedEngine:
             self.abort([request_id])
             return SequenceOutput(request_id=request_id, finish_reason="error", error="operator attention raised: boom")
         made, params = self.made[request_id, index], request.params
-        token = self.table.get((request.prompt_token_ids + made)[-1], EOS)
+        token = self.tables[request.cache_salt].get((request.prompt_token_ids + made)[-1], EOS)
         made.append(token)
         self.totals.generation_tokens += 1
         reason, stop_reason = None, None
@@ -116,7 +115,7 @@ def chain(*texts: str) -> dict[int, int]:
     for text in texts:
         head, _, tail = text.partition(">")
         sequence = [*head.encode()[-1:], *tail.encode(), EOS]
-        table |= dict(zip(sequence, sequence[1:], strict=False))
+        table |= dict(itertools.pairwise(sequence))
     return table
 
 

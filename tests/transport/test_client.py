@@ -13,14 +13,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support.server import DIE, EOS, FAULT, FULL, RAISE, chain
-
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineRequest
 from qiao.errors import EngineDeadError, KernelError, ModelError, OverloadedError, ParameterError, QiaoError
 from qiao.sampling_params import SamplingParams
 from qiao.transport import EngineClient, EngineState
 from qiao.transport.process import HostOptions
+
+from tests.support.server import DIE, EOS, FAULT, FULL, RAISE, chain
 
 OPTIONS = HostOptions(module="tests.support.server", log_level="error")
 ENDLESS = {**chain("x>horse"), 100: 100}
@@ -138,7 +138,7 @@ def test_restarts_are_bounded() -> None:
                 with pytest.raises(EngineDeadError):
                     await tokens(client, request([DIE]))
             await until(lambda: client.state is EngineState.DEAD)
-            with pytest.raises(EngineDeadError, match="not running.*SIGKILL"):
+            with pytest.raises(EngineDeadError, match=r"not running.*SIGKILL"):
                 await tokens(client, request([ord("x")]))
 
     asyncio.run(scenario())

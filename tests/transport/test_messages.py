@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-
 from qiao import errors
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, FallbackCount, SequenceOutput, TokenLogprobs
 from qiao.sampling_params import RequestOutputKind, SamplingParams

@@ -30,10 +30,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str = "info", json_lines: bool = False) -> None:
-    """Send Qiao's log to standard error. Calling it again replaces the handler."""
+    """Send Qiao's and uvicorn's log to standard error. Calling it again replaces the handler."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if json_lines else logging.Formatter(_TEXT, datefmt="%H:%M:%S"))
-    logger = logging.getLogger("qiao")
-    logger.handlers[:] = [handler]
-    logger.setLevel("DEBUG" if level == "trace" else level.upper())
-    logger.propagate = False
+    number = logging.DEBUG if level == "trace" else getattr(logging, level.upper())
+    # uvicorn's information lines repeat what the server says itself
+    for name, lowest in (("qiao", 0), ("uvicorn", logging.WARNING if number >= logging.INFO else 0)):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(max(number, lowest))
+        logger.propagate = False

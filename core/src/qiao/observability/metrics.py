@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
@@ -118,10 +118,13 @@ class Metrics:
         self._http.labels(handler=handler, method=known, status=str(status)).inc()
         self._http_seconds.labels(handler=handler, method=known).observe(seconds)
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """The page and its content type, in the text or the OpenMetrics format as ``accept`` asks."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+    def render(self) -> tuple[bytes, str]:
+        """The page in Prometheus's text format, and its content type.
+
+        Always this format: the library's OpenMetrics turns the colon of ``vllm:`` into ``_`` for Prometheus 2, which
+        would break every board.
+        """
+        return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
 
     def _histogram(self, aliases: str | Sequence[str], text: str, buckets: Sequence[float]) -> _Histograms:
         named = [aliases] if isinstance(aliases, str) else aliases
@@ -153,9 +156,7 @@ class Metrics:
         self._rejections = Counter(
             names.REJECTED, "Requests refused by a full queue.", ["model_name", "reason"], registry=registry
         )
-        self._http = Counter(
-            names.HTTP_REQUESTS, "HTTP exchanges.", ["handler", "method", "status"], registry=registry
-        )
+        self._http = Counter(names.HTTP_REQUESTS, "HTTP exchanges.", ["handler", "method", "status"], registry=registry)
         self._http_seconds = Histogram(
             names.HTTP_SECONDS, "Seconds to the end of the answer.", ["handler", "method"], registry=registry
         )

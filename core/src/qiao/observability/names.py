@@ -1,7 +1,7 @@
 """Metric names in one place: vLLM's (new and old), the field's dashboards' and Qiao's own.
 
-The one exemption from "no device name in core" is here: the dashboards of the field ask for ``npu_gpu_utilization`` and for
-vLLM's old ``gpu_cache_usage_perc`` by these names, whatever the device is.
+The one exemption from "no device name in core" is here: the dashboards of the field ask for ``npu_gpu_utilization``
+and for vLLM's old ``gpu_cache_usage_perc`` by these names, whatever the device is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Metrics that are read from the engine's latest counters when Prometheus asks, so that a step pays nothing for them."""
+"""Metrics that are read from the engine's latest counters when Prometheus asks, so that a step pays nothing for
+them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Snapshot(Protocol):
 
 
 class SnapshotCollector(Collector):
-    """Reads ``snapshot()`` at each scrape. Totals restart from zero with the engine, which Prometheus expects of counters."""
+    """Reads ``snapshot()`` at each scrape. Totals restart from zero with the engine, which Prometheus expects of
+    counters.
+    """
 
     def __init__(self, snapshot: Callable[[], Snapshot], model_name: str) -> None:
         self._snapshot = snapshot
@@ -77,7 +81,9 @@ class SnapshotCollector(Collector):
         yield self._gauge(names.SWAPPED, "Always 0: preemption is by recompute.", 0)
         yield self._gauge(names.HOST_KV_USAGE, "Always 0: there is no swap space.", 0)
         if stats.utilization is not None:
-            yield self._gauge(names.UTILIZATION, "Device utilisation as the plugin reports it, 0 to 1.", stats.utilization)
+            yield self._gauge(
+                names.UTILIZATION, "Device utilisation as the plugin reports it, 0 to 1.", stats.utilization
+            )
 
     def _counters(self, stats: Snapshot) -> Iterator[Metric]:
         rows: list[tuple[tuple[str, ...], str, int]] = [

@@ -7,8 +7,9 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from enum import Enum
+from typing import Any
 
 import zmq.asyncio
 
@@ -47,9 +48,9 @@ _Item = SequenceOutput | QiaoError
 class EngineClient:
     """One engine process, used from one asyncio loop.
 
-    After a first good start an engine that ends is started again, ``max_restarts`` times in a row with a pause that doubles
-    from ``backoff`` seconds. Requests that were running fail with ``EngineDeadError``; they are not repeated, because a
-    part of the answer may have been sent.
+    After a first good start an engine that ends is started again, ``max_restarts`` times in a row with a pause that
+    doubles from ``backoff`` seconds. Requests that were running fail with ``EngineDeadError``; they are not repeated,
+    because a part of the answer may have been sent.
     """
 
     def __init__(
@@ -108,8 +109,9 @@ class EngineClient:
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
         began = time.monotonic()
         while not self._started.done():
+            waits: list[asyncio.Future[Any]] = [self._started, self._supervisor]
             await asyncio.wait(
-                [self._started, self._supervisor],
+                waits,
                 timeout=LOADING_NOTE_SECONDS,
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -143,12 +145,18 @@ class EngineClient:
         elif self._supervisor is not None:
             self._supervisor.cancel()
 
+    def fail_running(self, why: str) -> None:
+        """End every running request with an ``EngineDeadError`` that says ``why``, and abort it in the engine."""
+        for stream in self._streams.values():
+            stream.put_nowait(EngineDeadError(why))
+        self.abort(list(self._streams))
+
     def abort(self, request_ids: Sequence[str]) -> None:
         """Drop requests. Their readers, if any are left, get a ``finish_reason`` of ``abort`` from the engine."""
         if self._process is not None and request_ids:
             self._process.send(Aborted(list(request_ids)))
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[SequenceOutput]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
         """Yield what the engine makes for ``request`` until all its sequences have finished.
 
         Leaving the iterator early aborts the request in the engine. Raises ``EngineDeadError``, ``OverloadedError``,
@@ -166,9 +174,9 @@ class EngineClient:
             while running:
                 item = await stream.get()
                 if isinstance(item, QiaoError):
-                    running.clear()
                     raise item
                 if item.finish_reason == "error":
+                    running.clear()
                     raise KernelError(item.error or "the engine failed this request without a reason")
                 if item.finish_reason is not None:
                     running.discard(item.index)

@@ -64,10 +64,6 @@ class HostedEngine(Protocol):
         """Counters now."""
         ...
 
-    def check_integrity(self) -> None:
-        """Raise if blocks and references disagree."""
-        ...
-
 
 Build = Callable[[EngineArgs], tuple[HostedEngine, EngineInfo]]
 
@@ -75,10 +71,9 @@ Build = Callable[[EngineArgs], tuple[HostedEngine, EngineInfo]]
 class EngineLoop:
     """One engine at one socket."""
 
-    def __init__(self, engine: HostedEngine, socket: zmq.Socket[bytes], check_integrity: bool = False) -> None:
+    def __init__(self, engine: HostedEngine, socket: zmq.Socket[bytes]) -> None:
         self._engine = engine
         self._socket = socket
-        self._check_integrity = check_integrity
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
         self._last_stats = 0.0
@@ -94,8 +89,6 @@ class EngineLoop:
                 return
             outputs = self._engine.step() if self._engine.has_work() else []
             idle = not self._engine.has_work()
-            if idle and self._check_integrity:
-                self._engine.check_integrity()
             now = time.monotonic()
             if idle or now - self._last_stats >= STATS_INTERVAL:
                 self._last_stats = now
@@ -147,7 +140,7 @@ def main(build: Build = build) -> None:
     status = 0
     try:
         engine, info = build(start.args)
-        loop = EngineLoop(engine, socket, start.args.check_integrity)
+        loop = EngineLoop(engine, socket)
         loop.send(Ready(info))
         loop.run()
     except Exception as error:

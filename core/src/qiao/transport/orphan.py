@@ -15,8 +15,8 @@ _PR_SET_PDEATHSIG = 1
 def end_with_parent(stdin_fd: int) -> None:
     """End this process as soon as its parent ends.
 
-    On Linux the kernel sends SIGKILL. Everywhere a thread waits for the end of ``stdin_fd``, a pipe that only the parent
-    holds open, and then leaves without clean-up.
+    On Linux the kernel sends SIGKILL. Everywhere a thread waits for the end of ``stdin_fd``, a pipe that only the
+    parent holds open, and then leaves without clean-up.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import zmq
@@ -45,7 +46,8 @@ class EngineProcess:
         address = f"ipc://{folder}/engine"
         socket = context.socket(zmq.DEALER)
         socket.bind(address)
-        # ``-c`` instead of ``-m``, and the working directory off the path: a folder named like a library must not shadow it.
+        # ``-c`` instead of ``-m``, and the working directory off the path: a folder named like a library must not
+        # shadow it.
         code = f"import sys; sys.path[:1] = []; from {options.module} import main; main()"
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdin=asyncio.subprocess.PIPE)
         start = Start(address=address, args=args, log_level=options.log_level, log_json=options.log_json)
@@ -62,7 +64,8 @@ class EngineProcess:
 
     def send(self, message: ToEngine) -> None:
         """Queue a message to the child without waiting. What a dying child no longer takes is dropped."""
-        self._socket.send(self._encoder.encode(message)).add_done_callback(_ignore)
+        sent = asyncio.ensure_future(self._socket.send(self._encoder.encode(message)))
+        sent.add_done_callback(_ignore)
 
     async def receive(self) -> FromEngine:
         """The child's next message."""
@@ -83,6 +86,6 @@ class EngineProcess:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _ignore(sent: asyncio.Future[object]) -> None:
+def _ignore(sent: asyncio.Future[Any]) -> None:
     if not sent.cancelled():
         sent.exception()

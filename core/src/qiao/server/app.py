@@ -1,0 +1,67 @@
+"""The FastAPI application: routes, error shape and middleware over one ``ServerState``."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from qiao.server import errors
+from qiao.server.args import ServerArgs
+from qiao.server.middleware import LimitBody, Observe, RequireKey
+from qiao.server.routes import chat, completions, models, operations, tokenize
+from qiao.server.state import ServerState
+from qiao.server.streaming import CLIENT_GONE, ClientGoneError
+
+DESCRIPTION = "OpenAI's API and vLLM's extras. Errors have OpenAI's shape on every route."
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """The application over ``state``."""
+    args = state.server_args
+    documented = not args.disable_fastapi_docs
+    app = FastAPI(
+        title="Qiao",
+        version=version("qiao"),
+        description=DESCRIPTION,
+        root_path=args.root_path,
+        openapi_url="/openapi.json" if documented else None,
+        docs_url="/docs" if documented else None,
+        redoc_url=None,
+        middleware=_middleware(state, args),
+    )
+    app.state.qiao = state
+    errors.install(app)
+    app.add_exception_handler(ClientGoneError, _gone)
+    for module in (completions, chat, models, tokenize, operations):
+        app.include_router(module.router)
+    return app
+
+
+def _middleware(state: ServerState, args: ServerArgs) -> list[Middleware]:
+    """Outermost first. CORS lies before the key: a browser's preflight never carries one."""
+    log = not args.disable_access_log
+    echo = args.enable_request_id_headers
+    layers = [Middleware(Observe, record=state.metrics.http, log=log, echo_request_id=echo)]
+    if args.allowed_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(args.allowed_origins),
+                allow_credentials=args.allow_credentials,
+                allow_methods=["GET", "POST", "OPTIONS"],
+                allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+                expose_headers=["X-Request-Id", "Retry-After"],
+            )
+        )
+    if args.api_key:
+        layers.append(Middleware(RequireKey, keys=args.api_key))
+    layers.append(Middleware(LimitBody, limit=args.max_body_bytes))
+    return layers
+
+
+async def _gone(_: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)

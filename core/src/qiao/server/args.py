@@ -1,0 +1,77 @@
+"""What a user can set about the HTTP side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from qiao.errors import ParameterError
+from qiao.observability.logs import LEVELS
+
+KEY_VARIABLES = ("QIAO_API_KEY", "VLLM_API_KEY")
+"""Environment variables that hold a key when no ``--api-key`` is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerArgs:
+    """One field per server flag of ``qiao serve``.
+
+    The default host is this machine only; give ``0.0.0.0`` to serve others, with ``api_key``. Times are in seconds,
+    sizes in bytes. ``shutdown_timeout`` is how long SIGTERM lets running requests go on. Raises ``ParameterError``
+    naming the field.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    api_key: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    allow_credentials: bool = False
+    root_path: str = ""
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    uvicorn_log_level: str = "info"
+    log_json: bool = False
+    disable_access_log: bool = False
+    disable_fastapi_docs: bool = False
+    enable_request_id_headers: bool = False
+    enable_force_include_usage: bool = False
+    shutdown_timeout: float = 30.0
+    max_body_bytes: int = 32 * 1024 * 1024
+    response_role: str = "assistant"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ParameterError("port", f"must be between 0 and 65535, got {self.port}")
+        if any(not key.strip() or not key.isascii() or any(c.isspace() for c in key) for key in self.api_key):
+            raise ParameterError("api_key", "must be ASCII, not empty, and have no spaces")
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ParameterError("allow_credentials", "cannot be combined with the origin *; name the origins")
+        if self.shutdown_timeout < 0:
+            raise ParameterError("shutdown_timeout", f"must not be negative, got {self.shutdown_timeout}")
+        if self.max_body_bytes < 1:
+            raise ParameterError("max_body_bytes", f"must be at least 1, got {self.max_body_bytes}")
+        if self.uvicorn_log_level not in LEVELS:
+            raise ParameterError("uvicorn_log_level", f"must be one of {', '.join(LEVELS)}")
+        if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
+            raise ParameterError("ssl_certfile", "a certificate and its key go together: give ssl_keyfile too")
+
+    def __repr__(self) -> str:
+        hidden = "***" if self.api_key else "none"
+        return f"ServerArgs(host={self.host!r}, port={self.port}, uds={self.uds!r}, api_key={hidden})"
+
+
+def keys_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The key in ``QIAO_API_KEY`` or ``VLLM_API_KEY``.
+
+    A variable that is set but empty raises ``ParameterError``: a server that was meant to be closed must not start
+    open.
+    """
+    for name in KEY_VARIABLES:
+        if name in environment:
+            if not environment[name]:
+                raise ParameterError(name, "is set but empty; unset it to serve without a key")
+            return (environment[name],)
+    return ()

@@ -1,0 +1,238 @@
+"""The flags of ``qiao serve``, made from the fields of ``EngineArgs`` and ``ServerArgs``: one definition, vLLM's names.
+
+``-`` and ``_`` are the same, booleans have ``--no-X``, sizes may be ``32k`` or ``64MiB``, objects are JSON or
+``--flag.key value``, and ``--config FILE.yaml`` holds any of them (the command line wins).
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from qiao.config import EngineArgs
+from qiao.errors import ParameterError
+from qiao.server.args import ServerArgs, keys_from_environment
+from qiao.server.flagtable import ALIASES, FIXED, IGNORED, SHORT
+from qiao.server.values import dotted, merge, parse_bool, parse_float, parse_int, parse_list, parse_object
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag: its field, where the field lives, and how its value is read."""
+
+    name: str
+    owner: type
+    kind: str
+    optional: bool
+    default: Any
+
+    @property
+    def option(self) -> str:
+        """As the user writes it."""
+        return "--" + self.name.replace("_", "-")
+
+
+def flags() -> dict[str, Flag]:
+    """All flags by field name."""
+    table = {}
+    for owner in (EngineArgs, ServerArgs):
+        hints = typing.get_type_hints(owner)
+        for field in fields(owner):
+            table[field.name] = _flag(field, owner, hints[field.name])
+    return table
+
+
+def _flag(field: Field[Any], owner: type, hint: Any) -> Flag:
+    members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    optional = type(None) in members
+    plain = next(member for member in members if member is not type(None))
+    kind = (typing.get_origin(plain) or plain).__name__
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    return Flag(field.name, owner, kind, optional, None if default is MISSING else default)
+
+
+@dataclass
+class ParsedFlags:
+    """The result. ``notes`` are warnings about flags that were accepted without effect."""
+
+    engine: EngineArgs
+    server: ServerArgs
+    notes: list[str]
+
+
+def parse(argv: Sequence[str]) -> ParsedFlags:
+    """Read a command line. Raises ``ParameterError`` naming the flag, with a did-you-mean for unknown ones."""
+    reader = _Reader(flags())
+    reader.read(argv)
+    reader.read_config()
+    values = reader.values
+    if "model" not in values:
+        raise ParameterError("model", "is missing; for example: qiao serve Qwen/Qwen2.5-0.5B-Instruct")
+    if "api_key" not in values:
+        values["api_key"] = keys_from_environment()
+    return ParsedFlags(reader.make(EngineArgs), reader.make(ServerArgs), reader.notes)
+
+
+class _Reader:
+    def __init__(self, table: dict[str, Flag]) -> None:
+        self._table = table
+        self._config: str | None = None
+        self.values: dict[str, Any] = {}
+        self.notes: list[str] = []
+
+    def make(self, owner: type) -> Any:
+        return owner(**{name: value for name, value in self.values.items() if self._table[name].owner is owner})
+
+    def read(self, argv: Sequence[str]) -> None:
+        position, words = 0, list(argv)
+        while position < len(words):
+            word = words[position]
+            position += 1
+            if not word.startswith("-") or word == "-":
+                if "model" in self.values:
+                    raise ParameterError(word, "is one word too many; flags start with --")
+                self.values["model"] = word
+                continue
+            given, equals, inline = word.partition("=")
+            rest = words[position : position + _values_ahead(words, position)]
+            used = self._take(given, [inline] if equals else None, rest)
+            position += used
+
+    def read_config(self) -> None:
+        """Fill from ``--config`` what the command line left open."""
+        if self._config is None:
+            return
+        given, self.values = self.values, {}
+        try:
+            content = yaml.safe_load(Path(self._config).read_text(encoding="utf-8")) or {}
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ParameterError("--config", f"cannot read {self._config}: {error}") from None
+        if not isinstance(content, dict):
+            raise ParameterError("--config", f"{self._config} must hold flag: value pairs")
+        for key, value in content.items():
+            self._take_from_file(str(key), value)
+        objects = {n: merge(self.values[n], v) for n, v in given.items() if isinstance(v, dict) and n in self.values}
+        self.values.update({**given, **objects})
+
+    def _take_from_file(self, key: str, value: Any) -> None:
+        option = "--" + key.lstrip("-")
+        name = _field_name(option)
+        if isinstance(value, dict) and name in self._table and self._table[name].kind == "dict":
+            self.values[name] = merge(self.values.get(name, {}), value)
+        elif isinstance(value, bool):
+            self._take(option, ["true" if value else "false"], [])
+        elif isinstance(value, list):
+            self._take(option, [str(one) for one in value], [])
+        elif value is not None:
+            self._take(option, [str(value)], [])
+
+    def _take(self, option: str, inline: list[str] | None, ahead: list[str]) -> int:
+        """Take one flag; the number of following words that it used."""
+        option = SHORT.get(option, option)
+        name, _, path = _field_name(option).partition(".")
+        if name == "config":
+            self._config, used = _one(option, inline, ahead)
+            return used
+        if name in FIXED or name in IGNORED:
+            return self._take_without_effect(name, option, inline, ahead)
+        negative = name.startswith("no_") and self._table.get(name[3:], None)
+        flag = self._table.get(name) or negative
+        if not flag:
+            raise self._unknown(option)
+        if flag.kind == "bool":
+            return self._take_bool(flag, bool(negative) and name not in self._table, option, inline, ahead)
+        if flag.kind == "tuple":
+            return self._take_tuple(flag, option, inline, ahead)
+        text, used = _one(option, inline, ahead)
+        self._set(flag, option, text, path)
+        return used
+
+    def _set(self, flag: Flag, option: str, text: str, path: str) -> None:
+        if flag.kind == "dict":
+            value = dotted(path, text) if path else parse_object(option, text)
+            self.values[flag.name] = merge(self.values.get(flag.name, {}), value)
+        elif path:
+            raise self._unknown(option)
+        elif flag.optional and text.lower() in ("none", "null"):
+            self.values[flag.name] = None
+        elif flag.kind == "int":
+            self.values[flag.name] = parse_int(option, text)
+        elif flag.kind == "float":
+            self.values[flag.name] = parse_float(option, text)
+        else:
+            self.values[flag.name] = text
+
+    def _take_bool(self, flag: Flag, negative: bool, option: str, inline: list[str] | None, ahead: list[str]) -> int:
+        used = 0
+        value = True
+        if inline is not None:
+            value = parse_bool(option, inline[0])
+        elif ahead and ahead[0].lower() in ("true", "false"):
+            value, used = parse_bool(option, ahead[0]), 1
+        self.values[flag.name] = value != negative
+        return used
+
+    def _take_tuple(self, flag: Flag, option: str, inline: list[str] | None, ahead: list[str]) -> int:
+        words = ahead if inline is None else inline
+        if not words:
+            raise ParameterError(option, "needs a value")
+        # Each key stands alone, as in `--api-key A --api-key B MODEL`; other lists take all words up to the next flag.
+        taken = words[:1] if flag.name == "api_key" and inline is None else words
+        items = parse_list(option, taken)
+        if flag.name == "drop":
+            items = tuple(part for item in items for part in item.split(",") if part)
+        self.values[flag.name] = self.values.get(flag.name, ()) + items
+        return len(taken) if inline is None else 0
+
+    def _take_without_effect(self, name: str, option: str, inline: list[str] | None, ahead: list[str]) -> int:
+        takes_value = name in FIXED or IGNORED[name]
+        text, used = _one(option, inline, ahead) if takes_value else ("", 0)
+        if name in FIXED:
+            allowed, why = FIXED[name]
+            if text not in allowed:
+                raise ParameterError(option, f"only {' or '.join(allowed)} is possible: {why}; got {text!r}")
+        else:
+            self.notes.append(f"{option} is accepted for vLLM's sake and has no effect here")
+        return used
+
+    def _unknown(self, option: str) -> ParameterError:
+        known = [flag.option for flag in self._table.values()] + ["--config"]
+        known += ["--" + name.replace("_", "-") for name in (*ALIASES, *FIXED, *IGNORED)]
+        wanted = option.replace("_", "-")
+        close = difflib.get_close_matches(wanted, known, n=2, cutoff=0.6)
+        hint = f"did you mean {' or '.join(close)}?" if close else "qiao serve --help lists all"
+        return ParameterError(option, f"is not a flag of this server; {hint}")
+
+
+def _field_name(option: str) -> str:
+    head, dot, path = option.lstrip("-").partition(".")
+    name = head.replace("-", "_")
+    return ALIASES.get(name, name) + dot + path
+
+
+def _values_ahead(words: list[str], position: int) -> int:
+    count = 0
+    while position + count < len(words) and not _is_option(words[position + count]):
+        count += 1
+    return count
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and word != "-" and not word[1:2].isdigit()
+
+
+def _one(option: str, inline: list[str] | None, ahead: list[str]) -> tuple[str, int]:
+    if inline is not None:
+        if len(inline) != 1:
+            raise ParameterError(option, f"takes one value, got {len(inline)}")
+        return inline[0], 0
+    if not ahead:
+        raise ParameterError(option, "needs a value")
+    return ahead[0], 1

@@ -1,0 +1,135 @@
+"""From an engine request to results, with the metrics on the way; several prompts run side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from qiao.engine.request import EngineRequest, SequenceOutput
+from qiao.errors import OverloadedError
+from qiao.observability import FinishedRequest
+from qiao.outputs import RequestOutput
+from qiao.server.state import ServerState
+
+
+class RequestClock:
+    """Times of one request, from what the engine sends."""
+
+    def __init__(self, state: ServerState, request: EngineRequest) -> None:
+        self._metrics = state.metrics
+        self._request = request
+        self._scheduled: float | None = None
+        self._first: float | None = None
+        self._last: dict[int, float] = {}
+        self._tokens = 0
+        self._reasons = dict.fromkeys(range(request.params.n), "abort")
+
+    def note(self, output: SequenceOutput) -> None:
+        """Take in one output of the engine."""
+        now = time.time()
+        self._tokens += len(output.token_ids)
+        if output.finish_reason:
+            self._reasons[output.index] = output.finish_reason
+        if not output.token_ids:
+            return
+        if self._first is None:
+            self._scheduled = output.scheduled
+            self._first = output.first_token or now
+            self._metrics.first_token(max(0.0, now - self._request.arrival))
+        if output.index in self._last:
+            self._metrics.next_token(now - self._last[output.index])
+        self._last[output.index] = now
+
+    def stopped(self, index: int) -> None:
+        """A stop string ended sequence ``index``."""
+        self._reasons[index] = "stop"
+
+    def finish(self, failed: bool) -> None:
+        """The request is over."""
+        now, request = time.time(), self._request
+        last = max(self._last.values(), default=now)
+        reasons = ["error" if failed and r == "abort" else r for r in self._reasons.values()]
+        queue = None if self._scheduled is None else self._scheduled - request.arrival
+        prefill = None if self._scheduled is None or self._first is None else self._first - self._scheduled
+        self._metrics.finished(
+            FinishedRequest(
+                finish_reasons=reasons,
+                prompt_tokens=len(request.prompt_token_ids),
+                generation_tokens=self._tokens,
+                n=request.params.n,
+                max_tokens=request.params.max_tokens,
+                e2e=now - request.arrival,
+                queue=queue,
+                prefill=prefill,
+                decode=None if self._first is None else last - self._first,
+            )
+        )
+
+
+async def run(state: ServerState, request: EngineRequest, prompt: str | None) -> AsyncGenerator[RequestOutput, None]:
+    """Cumulative results of one request. Leaving early aborts it in the engine within a step."""
+    processor = state.frontend.processor(request, prompt)
+    clock = RequestClock(state, request)
+    failed = False
+    try:
+        async with aclosing(state.client.generate(request)) as outputs:
+            async for output in outputs:
+                clock.note(output)
+                result = processor.add(output)
+                for answer in result.outputs:
+                    if answer.finish_reason == "stop":
+                        clock.stopped(answer.index)
+                yield result
+                if result.finished:
+                    break
+    except OverloadedError:
+        failed = True
+        state.metrics.rejected()
+        raise
+    except Exception:
+        failed = True
+        raise
+    finally:
+        clock.finish(failed)
+
+
+async def run_all(
+    state: ServerState, requests: Sequence[tuple[EngineRequest, str | None]]
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Results of several requests as they come, each with its place in ``requests``.
+
+    The first failure ends them all, and so does leaving early.
+    """
+    if len(requests) == 1:
+        async with aclosing(run(state, *requests[0])) as results:
+            async for result in results:
+                yield 0, result
+        return
+    merged: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
+
+    async def pump(place: int) -> None:
+        try:
+            async with aclosing(run(state, *requests[place])) as results:
+                async for result in results:
+                    merged.put_nowait((place, result))
+            merged.put_nowait((place, None))
+        except Exception as error:
+            merged.put_nowait((place, error))
+
+    tasks = [asyncio.create_task(pump(place)) for place in range(len(requests))]
+    running = len(tasks)
+    try:
+        while running:
+            place, item = await merged.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield place, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

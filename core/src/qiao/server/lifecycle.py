@@ -1,0 +1,227 @@
+"""From arguments to a running server, and its orderly end.
+
+The first SIGTERM or SIGINT drains: no new connections or requests, running ones go on for ``shutdown_timeout``
+seconds, what is left then gets an error, and the process exits 0. A second signal ends everything at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Iterator
+
+import uvicorn
+
+from qiao.config import EngineArgs
+from qiao.engine.request import EngineInfo
+from qiao.errors import ParameterError
+from qiao.frontend import Frontend
+from qiao.loading import eos_token_ids, load_config, load_generation_config, load_tokenizer, resolve
+from qiao.observability import Metrics, configure_logging
+from qiao.server.app import create_app
+from qiao.server.args import ServerArgs
+from qiao.server.state import ServerState
+from qiao.transport import EngineClient, EngineState
+from qiao.transport.process import HostOptions
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 2.0
+"""After the drain time: how long clients have to receive their error."""
+
+
+def serve(args: EngineArgs, server: ServerArgs, options: HostOptions | None = None) -> int:
+    """Load the model, serve it, and return the exit status once a signal has ended it.
+
+    Raises a ``QiaoError`` when the server cannot start: a wrong argument or model, a port in use, a refused plan.
+    """
+    configure_logging(server.uvicorn_log_level, json_lines=server.log_json)
+    options = options or HostOptions(log_level=server.uvicorn_log_level, log_json=server.log_json)
+    return asyncio.run(_Server(args, server, options).run())
+
+
+class _Server:
+    def __init__(self, args: EngineArgs, server: ServerArgs, options: HostOptions) -> None:
+        self._args = args
+        self._server_args = server
+        self._client = EngineClient(args, options)
+        self._state: ServerState | None = None
+        self._http: _Uvicorn | None = None
+        self._signals = 0
+        self._interrupted = asyncio.Event()
+
+    async def run(self) -> int:
+        listener = bind(self._server_args)  # before loading: a port in use should not cost minutes
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            if not await self._load():
+                logger.info("stopped while loading")
+                return 0
+            assert self._state is not None
+            self._http = _Uvicorn(uvicorn_config(self._state))
+            logger.info("%s", summary(self._state, listener))
+            await self._http.serve(sockets=[listener])
+            return 0 if self._http.started else 1
+        finally:
+            await self._client.stop()
+            listener.close()
+            if self._server_args.uds is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._server_args.uds)
+
+    async def _load(self) -> bool:
+        """Engine and front end together. False when a signal came first."""
+        engine = asyncio.create_task(self._client.start())
+        interrupted = asyncio.create_task(self._interrupted.wait())
+        try:
+            await asyncio.wait([engine, interrupted], return_when=asyncio.FIRST_COMPLETED)
+            if self._signals:
+                engine.cancel()
+                self._client.kill()
+                await asyncio.gather(engine, return_exceptions=True)
+                return False
+            info = engine.result()
+            frontend = await asyncio.to_thread(load_frontend, self._args, info)
+            self._state = make_state(self._client, frontend, self._args, self._server_args, info)
+            return not self._signals
+        finally:
+            interrupted.cancel()
+
+    def _on_signal(self, number: int) -> None:
+        self._signals += 1
+        self._interrupted.set()
+        if self._signals > 1:
+            logger.warning("second signal: ending at once")
+            self._client.kill()
+            os._exit(128 + number)
+        if self._state is None or self._http is None:
+            return
+        timeout = self._server_args.shutdown_timeout
+        running = self._state.serving
+        logger.info("draining: %d requests have up to %.0f s; a second signal ends at once", running, timeout)
+        self._state.draining = True
+        self._http.should_exit = True
+        asyncio.get_running_loop().call_later(timeout, self._client.fail_running, "the server is shutting down")
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn without its signal handling, which is done above."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def load_frontend(args: EngineArgs, info: EngineInfo) -> Frontend:
+    """Tokeniser, chat template and defaults of the model. Raises ``ModelError`` with a remedy."""
+    files = resolve(args.model, args.revision, args.download_dir)
+    config = load_config(files, args.trust_remote_code, args.hf_overrides)
+    source = args.tokenizer or files
+    tokenizer = load_tokenizer(source, args.trust_remote_code, args.tokenizer_revision, args.download_dir)
+    generation_config = load_generation_config(files)
+    ends = eos_token_ids(generation_config, config, tokenizer.eos_token_id)
+    return Frontend(tokenizer, info, args, generation_config, ends)
+
+
+def make_state(
+    client: EngineClient, frontend: Frontend, args: EngineArgs, server: ServerArgs, info: EngineInfo
+) -> ServerState:
+    """The shared state with its metrics."""
+    cache = {
+        "block_size": str(info.block_size),
+        "num_gpu_blocks": str(info.num_blocks),
+        "kv_cache_size_tokens": str(info.kv_tokens),
+        "kv_cache_max_concurrency": f"{info.kv_tokens / info.max_model_len:.2f}",
+        "enable_prefix_caching": str(args.enable_prefix_caching),
+        "cache_dtype": info.dtype,
+        "gpu_memory_utilization": str(args.gpu_memory_utilization),
+    }
+    metrics = Metrics(
+        (args.served_model_name or (args.model,))[0],
+        client.stats,
+        max_model_len=info.max_model_len,
+        cache_info=cache,
+        engine_up=lambda: float(client.state is EngineState.READY),
+        restarts=lambda: float(client.restarts),
+    )
+    return ServerState(client=client, frontend=frontend, engine_args=args, server_args=server, metrics=metrics)
+
+
+def bind(server: ServerArgs) -> socket.socket:
+    """A bound socket that does not listen yet, so that connections are refused until the model is loaded.
+
+    Raises ``ParameterError`` for an address that cannot be had.
+    """
+    if server.uds is not None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(server.uds)
+        except OSError as error:
+            listener.close()
+            raise ParameterError("--uds", f"cannot bind {server.uds}: {error.strerror}") from None
+        return listener
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((server.host, server.port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ParameterError(
+            "--port", f"cannot bind {server.host}:{server.port} ({reason}); choose another port or host"
+        ) from None
+    return listener
+
+
+def uvicorn_config(state: ServerState) -> uvicorn.Config:
+    """Uvicorn's settings. Qiao's own access log replaces uvicorn's."""
+    server = state.server_args
+    return uvicorn.Config(
+        create_app(state),
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        lifespan="off",
+        h11_max_incomplete_event_size=64 * 1024,
+        timeout_graceful_shutdown=int(server.shutdown_timeout + LAST_WORDS_SECONDS) + 1,
+        ssl_keyfile=server.ssl_keyfile,
+        ssl_certfile=server.ssl_certfile,
+        ssl_ca_certs=server.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if server.ssl_ca_certs else ssl.CERT_NONE,
+    )
+
+
+def summary(state: ServerState, listener: socket.socket) -> str:
+    """The table that is logged when the server is ready. Port 0 shows as the one that the system chose."""
+    info, server = state.client.info, state.server_args
+    scheme = "https" if server.ssl_certfile else "http"
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    address = server.uds or f"{scheme}://{host}:{listener.getsockname()[1]}"
+    key = "needed on all routes but /health and /ping" if server.api_key else "none"
+    if not server.api_key and server.uds is None and server.host not in ("127.0.0.1", "localhost", "::1"):
+        key = "none: anyone who reaches this address can use it (--api-key closes it)"
+    rows = [
+        ("model", ", ".join(state.model_names)),
+        ("device", f"{info.device}, {info.dtype}"),
+        ("context", f"{info.max_model_len} tokens, {info.max_num_seqs} sequences at a time"),
+        ("KV cache", info.kv_explanation or f"{info.num_blocks} blocks of {info.block_size} tokens"),
+        ("fallback", fallback_line(info)),
+        ("key", key),
+        ("address", address),
+    ]
+    return "ready\n" + "\n".join(f"  {name:<9} {text}" for name, text in rows)
+
+
+def fallback_line(info: EngineInfo) -> str:
+    """Which operators run on the host though the device is another one."""
+    rows = info.plan.get("operators", [])
+    lacking = [str(row.get("operator")) for row in rows if isinstance(row, dict) and row.get("policy")]
+    return ", ".join(lacking) or "none"

@@ -1,0 +1,140 @@
+"""What surrounds every route: request ids, the access log, HTTP metrics, keys, and the limit on bodies. Pure ASGI."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from qiao.server.errors import ApiError, error_response
+
+access_log = logging.getLogger("qiao.access")
+
+PUBLIC_PATHS = frozenset({"/health", "/ping"})
+"""Answered without a key: liveness probes carry none. Everything else needs one, whatever its path."""
+
+QUIET_PATHS = frozenset({"/health", "/ping", "/metrics", "/load"})
+"""Polled all the time: neither logged nor counted (vLLM's rule)."""
+
+OTHER_ROUTE = "other"
+"""The ``handler`` label of a path that no route matches."""
+
+
+class Observe:
+    """Counts and logs each exchange, without bodies, and echoes ``X-Request-Id`` when ``echo_request_id``."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        record: Callable[[str, str, int, float], None],
+        log: bool,
+        echo_request_id: bool,
+    ) -> None:
+        self._app = app
+        self._record = record
+        self._log = log
+        self._echo = echo_request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, and note the status on the way back."""
+        if scope["type"] != "http" or scope["path"] in QUIET_PATHS:
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 500
+        request_id = clean_request_id(Headers(scope=scope).get("x-request-id"))
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if self._echo and request_id:
+                    MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        finally:
+            seconds = time.perf_counter() - began
+            handler = getattr(scope.get("route"), "path", OTHER_ROUTE)
+            self._record(handler, scope["method"], status, seconds)
+            if self._log:
+                path = scope["path"][:200].encode("ascii", "backslashreplace").decode()
+                access_log.info("%s %r %d %.1f ms", scope["method"], path, status, seconds * 1000)
+
+
+def clean_request_id(value: str | None) -> str | None:
+    """A client's id when it is 1 to 128 printable ASCII characters without spaces, else None."""
+    if value and len(value) <= 128 and value.isascii() and all(33 <= ord(c) < 127 for c in value):
+        return value
+    return None
+
+
+class RequireKey:
+    """Denies by default: every path but ``PUBLIC_PATHS`` needs ``Authorization: Bearer KEY``.
+
+    Keys are compared as SHA-256 digests in constant time, all of them each time.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 401, or pass on."""
+        if scope["type"] == "lifespan" or scope["path"] in PUBLIC_PATHS or self._allowed(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            error = ApiError(
+                401, "missing or wrong API key; send Authorization: Bearer KEY", headers={"WWW-Authenticate": "Bearer"}
+            )
+            await error_response(error)(scope, receive, send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        given = Headers(scope=scope).getlist("authorization")
+        scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        matches = [hmac.compare_digest(digest, one) for one in self._digests]
+        return scheme.lower() == "bearer" and bool(key) and any(matches)
+
+
+class LimitBody:
+    """Refuses bodies above ``limit`` bytes with 413: at once when the length is declared, else as soon as it is
+    passed.
+    """
+
+    def __init__(self, app: ASGIApp, *, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on with a counting ``receive``."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "0")
+        if declared.isascii() and declared.isdigit() and int(declared[:20]) > self._limit:
+            await error_response(self._error())(scope, receive, send)
+            return
+        received = 0
+
+        async def count() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._limit:
+                raise self._error()
+            return message
+
+        await self._app(scope, count, send)
+
+    def _error(self) -> ApiError:
+        return ApiError(413, f"the body is larger than {self._limit} bytes", headers={"Connection": "close"})

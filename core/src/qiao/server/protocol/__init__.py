@@ -1,0 +1,1 @@
+"""Request and response bodies, as OpenAI documents them, with vLLM's extras."""

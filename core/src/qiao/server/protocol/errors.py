@@ -1,0 +1,20 @@
+"""The error body of every route."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+
+class ErrorDetail(BaseModel):
+    """``code`` is OpenAI's short word, for example ``model_not_found``; ``param`` names the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """OpenAI's envelope."""
+
+    error: ErrorDetail

@@ -1,0 +1,195 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from qiao.engine.request import EngineRequest
+from qiao.outputs import CompletionOutput, RequestOutput
+from qiao.server.body import StrictRoute
+from qiao.server.generation import run
+from qiao.server.logprobs import TokenText, chat_logprobs, prompt_logprobs
+from qiao.server.protocol.chat import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatLogprobs,
+    ChatRequest,
+    ChatResponse,
+    ChunkChoice,
+    Delta,
+)
+from qiao.server.routes.shared import (
+    ERRORS,
+    UsageCounter,
+    counted,
+    finish_reason,
+    public_id,
+    sampling_params,
+    wants_usage,
+)
+from qiao.server.state import ServerState, state_of
+from qiao.server.streaming import event, json_answer, stream_answer, unless_gone
+
+router = APIRouter(route_class=StrictRoute)
+
+
+@router.post("/v1/chat/completions", response_model=ChatResponse, responses=ERRORS)
+async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
+    """Answer a conversation."""
+    state = state_of(request)
+    state.check_open()
+    call = ChatCall(state, body, state.check_model(body.model), public_id("chatcmpl", body, request))
+    engine_request = await call.request()
+    if body.stream:
+        return await stream_answer(request, call.stream(engine_request))
+    return json_answer(await unless_gone(request, call.collect(engine_request)))
+
+
+def template_options(body: ChatRequest) -> dict[str, Any]:
+    """What the chat template gets beside the messages."""
+    extra = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        extra.setdefault("reasoning_effort", body.reasoning_effort)
+    return {
+        "chat_template_kwargs": extra,
+        "continue_final_message": body.continue_final_message,
+        "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
+    }
+
+
+class ChatCall:
+    """One call of the route."""
+
+    def __init__(self, state: ServerState, body: ChatRequest, model: str, call_id: str) -> None:
+        self._state = state
+        self._body = body
+        self._base: dict[str, Any] = {"id": call_id, "created": int(time.time()), "model": model}
+        self._naming = TokenText(state.frontend.table, body.return_tokens_as_token_ids)
+        self._usage = UsageCounter()
+        self._messages = [message.plain() for message in body.messages]
+        last = body.messages[-1]
+        self._role = state.server_args.response_role if body.add_generation_prompt else last.role
+        echoes = body.echo and last.role == self._role and isinstance(last.content, str)
+        self._echo = str(last.content) if echoes else ""
+
+    async def request(self) -> EngineRequest:
+        """The conversation through the template and the tokeniser."""
+        return await self._state.in_worker(self._tokenised)
+
+    def _tokenised(self) -> EngineRequest:
+        body, frontend = self._body, self._state.frontend
+        params = sampling_params(self._state, body.given_sampling(), None)
+        prompt = frontend.chat_prompt(self._messages, **template_options(body))
+        return frontend.request(
+            prompt,
+            params,
+            request_id=self._state.engine_id(self._base["id"]),
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            add_special_tokens=body.add_special_tokens,
+        )
+
+    async def collect(self, request: EngineRequest) -> ChatResponse:
+        """The whole answer."""
+        final: RequestOutput | None = None
+        with counted(self._state):
+            async with aclosing(run(self._state, request, None)) as results:
+                async for result in results:
+                    final = result
+        assert final is not None, "the engine ended a request without any output"
+        self._usage.note(0, final)
+        choices = [self._choice(answer) for answer in sorted(final.outputs, key=lambda a: a.index)]
+        response = ChatResponse(**self._base, object="chat.completion", choices=choices, usage=self._usage.total())
+        if self._body.prompt_logprobs is not None:
+            response.prompt_logprobs = prompt_logprobs(final.prompt_logprobs)
+        if self._body.return_token_ids:
+            response.prompt_token_ids = list(final.prompt_token_ids)
+        return response
+
+    def _choice(self, answer: CompletionOutput) -> ChatChoice:
+        message = AssistantMessage(role=self._role, content=self._echo + answer.text, refusal=None)
+        choice = ChatChoice(
+            index=answer.index,
+            message=message,
+            logprobs=self._logprobs(answer, 0),
+            finish_reason=finish_reason(answer),
+            stop_reason=answer.stop_reason,
+        )
+        if self._body.return_token_ids:
+            choice.token_ids = list(answer.token_ids)
+        return choice
+
+    def _logprobs(self, answer: CompletionOutput, start: int) -> ChatLogprobs | None:
+        if not self._body.logprobs:
+            return None
+        new = (answer.logprobs or [])[start:]
+        return chat_logprobs(answer.token_ids[start:], new, self._body.top_logprobs or 0, self._naming)
+
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[bytes, None]:
+        """The role of each answer, then what is new as it comes, then the usage if asked for."""
+        last, each = wants_usage(self._body.stream_options, self._state.server_args.enable_force_include_usage)
+        sent = {index: Sent() for index in range(request.params.n)}
+        opened = False
+        with counted(self._state):
+            async with aclosing(run(self._state, request, None)) as results:
+                async for result in results:
+                    self._usage.note(0, result)
+                    if not opened:
+                        opened = True
+                        for chunk in self._openings(result, request.params.n):
+                            yield self._event(chunk, last, each, result)
+                    for answer in result.outputs:
+                        if (choice := self._news(answer, sent[answer.index])) is not None:
+                            yield self._event(choice, last, each)
+        if last:
+            usage = self._usage.total()
+            yield event(ChatChunk(**self._base, object="chat.completion.chunk", choices=[], usage=usage))
+
+    def _openings(self, result: RequestOutput, n: int) -> list[ChunkChoice]:
+        delta = Delta(role=self._role, content=self._echo)
+        return [ChunkChoice(index=i, delta=delta, logprobs=None, finish_reason=None) for i in range(n)]
+
+    def _event(self, choice: ChunkChoice, last: bool, each: bool, opening: RequestOutput | None = None) -> bytes:
+        chunk = ChatChunk(**self._base, object="chat.completion.chunk", choices=[choice])
+        if last:
+            chunk.usage = self._usage.total() if each else None
+        if opening is not None and self._body.return_token_ids:
+            chunk.prompt_token_ids = list(opening.prompt_token_ids)
+        return event(chunk)
+
+    def _news(self, answer: CompletionOutput, sent: Sent) -> ChunkChoice | None:
+        shows_tokens = bool(self._body.logprobs) or self._body.return_token_ids
+        grown = len(answer.text) > sent.characters or (shows_tokens and len(answer.token_ids) > sent.tokens)
+        if sent.ended or not (grown or answer.finish_reason):
+            return None
+        text = answer.text[sent.characters :]
+        delta = Delta(content=text) if text or shows_tokens else Delta()
+        choice = ChunkChoice(
+            index=answer.index,
+            delta=delta,
+            logprobs=self._logprobs(answer, sent.tokens),
+            finish_reason=finish_reason(answer),
+        )
+        if answer.finish_reason is not None:
+            choice.stop_reason = answer.stop_reason
+        if self._body.return_token_ids:
+            choice.token_ids = list(answer.token_ids[sent.tokens :])
+        sent.characters, sent.tokens = len(answer.text), len(answer.token_ids)
+        sent.ended = answer.finish_reason is not None
+        return choice
+
+
+class Sent:
+    """How far one answer has been sent."""
+
+    def __init__(self) -> None:
+        self.characters = 0
+        self.tokens = 0
+        self.ended = False

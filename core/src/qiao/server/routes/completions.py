@@ -1,0 +1,216 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from qiao.engine.request import EngineRequest
+from qiao.outputs import CompletionOutput, RequestOutput
+from qiao.server.body import StrictRoute
+from qiao.server.generation import run_all
+from qiao.server.logprobs import CompletionLogprobsBuilder, TokenText, prompt_logprobs
+from qiao.server.protocol.completions import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    CompletionResponse,
+)
+from qiao.server.routes.shared import (
+    ERRORS,
+    UsageCounter,
+    counted,
+    finish_reason,
+    public_id,
+    sampling_params,
+    wants_usage,
+)
+from qiao.server.state import ServerState, state_of
+from qiao.server.streaming import event, json_answer, stream_answer, unless_gone
+
+router = APIRouter(route_class=StrictRoute)
+
+DEFAULT_MAX_TOKENS = 16
+
+Requests = Sequence[tuple[EngineRequest, str | None]]
+
+
+@router.post("/v1/completions", response_model=CompletionResponse, responses=ERRORS)
+async def create_completion(body: CompletionRequest, request: Request) -> Response:
+    """Continue one or more prompts."""
+    state = state_of(request)
+    state.check_open()
+    call = CompletionCall(state, body, state.check_model(body.model), public_id("cmpl", body, request))
+    requests = await call.requests()
+    if body.stream:
+        return await stream_answer(request, call.stream(requests))
+    return json_answer(await unless_gone(request, call.collect(requests)))
+
+
+class CompletionCall:
+    """One call of the route."""
+
+    def __init__(self, state: ServerState, body: CompletionRequest, model: str, call_id: str) -> None:
+        self._state = state
+        self._body = body
+        self._base: dict[str, Any] = {
+            "id": call_id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._naming = TokenText(state.frontend.table, body.return_tokens_as_token_ids)
+        self._usage = UsageCounter()
+
+    async def requests(self) -> Requests:
+        """One engine request a prompt, with the prompt's text when it must be echoed."""
+        return [await self._request(prompt) for prompt in self._body.prompts()]
+
+    async def _request(self, prompt: str | list[int]) -> tuple[EngineRequest, str | None]:
+        body, state = self._body, self._state
+        given = body.given_sampling()
+        given["logprobs"] = body.logprobs
+        if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+            given["prompt_logprobs"] = body.logprobs
+        if self._candidates > body.n:
+            given["n"] = self._candidates
+            given["logprobs"] = body.logprobs or 0
+        made = await state.in_worker(
+            state.frontend.request,
+            prompt,
+            sampling_params(state, given, DEFAULT_MAX_TOKENS),
+            request_id=state.engine_id(self._base["id"]),
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            add_special_tokens=body.add_special_tokens,
+        )
+        text = prompt if isinstance(prompt, str) else None
+        if text is None and body.echo:
+            text = await state.in_worker(state.frontend.detokenize, made.prompt_token_ids)
+        return made, text
+
+    @property
+    def _candidates(self) -> int:
+        return self._body.best_of or self._body.n
+
+    async def collect(self, requests: Requests) -> CompletionResponse:
+        """The whole answer."""
+        results: dict[int, RequestOutput] = {}
+        with counted(self._state):
+            async with aclosing(run_all(self._state, requests)) as outputs:
+                async for place, result in outputs:
+                    results[place] = result
+                    self._usage.note(place, result)
+        choices = []
+        for place, (_, text) in enumerate(requests):
+            for rank, answer in enumerate(self._best(results[place].outputs)):
+                choices.append(self._choice(place, rank, results[place], answer, ChoiceCursor(self, text)))
+        return CompletionResponse(**self._base, choices=choices, usage=self._usage.total())
+
+    def _best(self, answers: Sequence[CompletionOutput]) -> list[CompletionOutput]:
+        if self._candidates == self._body.n:
+            return sorted(answers, key=lambda answer: answer.index)
+        likeliest = sorted(answers, key=lambda a: -(a.cumulative_logprob or 0.0) / max(1, len(a.token_ids)))
+        return likeliest[: self._body.n]
+
+    async def stream(self, requests: Requests) -> AsyncGenerator[bytes, None]:
+        """Chunks as they come, then the usage if asked for."""
+        last, each = wants_usage(self._body.stream_options, self._state.server_args.enable_force_include_usage)
+        usage: dict[str, Any] = {"usage": None} if last else {}
+        cursors: dict[tuple[int, int], ChoiceCursor] = {}
+        with counted(self._state):
+            async with aclosing(run_all(self._state, requests)) as outputs:
+                async for place, result in outputs:
+                    self._usage.note(place, result)
+                    for answer in result.outputs:
+                        key = (place, answer.index)
+                        cursor = cursors.setdefault(key, ChoiceCursor(self, requests[place][1]))
+                        if cursor.has_news(answer):
+                            choice = self._choice(place, answer.index, result, answer, cursor)
+                            if each:
+                                usage["usage"] = self._usage.total()
+                            yield event(CompletionResponse(**self._base, choices=[choice], **usage))
+        if last:
+            yield event(CompletionResponse(**self._base, choices=[], usage=self._usage.total()))
+
+    def _choice(
+        self, place: int, number: int, result: RequestOutput, answer: CompletionOutput, cursor: ChoiceCursor
+    ) -> CompletionChoice:
+        body, first = self._body, cursor.fresh
+        logprobs, ids = cursor.logprobs(result, answer), answer.token_ids[cursor.tokens :]
+        choice = CompletionChoice(
+            index=place * body.n + number,
+            text=cursor.text(answer),
+            logprobs=logprobs,
+            finish_reason=finish_reason(answer),
+            stop_reason=answer.stop_reason,
+        )
+        cursor.advance(answer)
+        if first and body.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(result.prompt_logprobs)
+        if body.return_token_ids:
+            choice.token_ids = list(ids)
+            if first:
+                choice.prompt_token_ids = list(result.prompt_token_ids)
+        return choice
+
+    @property
+    def body(self) -> CompletionRequest:
+        """The request's body."""
+        return self._body
+
+    @property
+    def naming(self) -> TokenText:
+        """How tokens are named in this answer."""
+        return self._naming
+
+
+class ChoiceCursor:
+    """How far one answer has been sent."""
+
+    def __init__(self, call: CompletionCall, prompt: str | None) -> None:
+        self._body = call.body
+        self._prompt = (prompt or "") if call.body.echo else ""
+        self._builder = CompletionLogprobsBuilder(call.naming, call.body.skip_special_tokens is not False)
+        self._characters = 0
+        self.tokens = 0
+        self.fresh = True
+        self._ended = False
+
+    def has_news(self, answer: CompletionOutput) -> bool:
+        """Whether a chunk is due: new text, new tokens that the client asked to see, or the end."""
+        if self._ended:
+            return False
+        shows_tokens = self._body.logprobs is not None or self._body.return_token_ids
+        grown = len(answer.text) > self._characters or (shows_tokens and len(answer.token_ids) > self.tokens)
+        return grown or answer.finish_reason is not None or (self.fresh and bool(self._prompt))
+
+    def text(self, answer: CompletionOutput) -> str:
+        """The new text, behind the echoed prompt the first time."""
+        new = answer.text[self._characters :]
+        return self._prompt + new if self.fresh else new
+
+    def logprobs(self, result: RequestOutput, answer: CompletionOutput) -> CompletionLogprobs | None:
+        """Entries for the new tokens, behind those of the echoed prompt the first time."""
+        if self._body.logprobs is None:
+            return None
+        tokens: list[int] = []
+        candidates: list[Any] = []
+        if self.fresh and self._body.echo and result.prompt_logprobs is not None:
+            tokens += result.prompt_token_ids
+            candidates += result.prompt_logprobs
+        elif self.fresh:
+            self._builder.skip(len(self._prompt))
+        tokens += answer.token_ids[self.tokens :]
+        candidates += (answer.logprobs or [])[self.tokens :]
+        return self._builder.build(tokens, candidates)
+
+    def advance(self, answer: CompletionOutput) -> None:
+        """All of ``answer`` has been sent."""
+        self._characters, self.tokens, self.fresh = len(answer.text), len(answer.token_ids), False
+        self._ended = answer.finish_reason is not None

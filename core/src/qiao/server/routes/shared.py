@@ -1,0 +1,86 @@
+"""What the two generating routes share."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from fastapi import Request
+
+from qiao.outputs import CompletionOutput, RequestOutput
+from qiao.sampling_params import SamplingParams
+from qiao.server.middleware import clean_request_id
+from qiao.server.protocol.common import FinishReason, PromptTokensDetails, SamplingFields, StreamOptions, Usage
+from qiao.server.protocol.errors import ErrorBody
+from qiao.server.state import ServerState
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "The request is wrong; param names the field"},
+    401: {"model": ErrorBody, "description": "No key or a wrong one"},
+    404: {"model": ErrorBody, "description": "Unknown model"},
+    413: {"model": ErrorBody, "description": "The body is too large"},
+    500: {"model": ErrorBody, "description": "Internal error"},
+    503: {"model": ErrorBody, "description": "Full queue, engine not running, or shutting down; see Retry-After"},
+}
+"""Documented answers other than 200."""
+
+
+def public_id(prefix: str, body: SamplingFields, request: Request) -> str:
+    """``prefix`` and the client's own id (body or ``X-Request-Id``), or a new one."""
+    own = body.request_id or clean_request_id(request.headers.get("x-request-id"))
+    return f"{prefix}-{own or uuid.uuid4().hex}"
+
+
+def sampling_params(state: ServerState, given: dict[str, Any], max_tokens: int | None) -> SamplingParams:
+    """Checked parameters: what the client gave, over the checkpoint's defaults, over ``max_tokens`` and vLLM's."""
+    values = {"max_tokens": max_tokens, **state.frontend.sampling_defaults}
+    values.update({name: value for name, value in given.items() if value is not None})
+    return SamplingParams(**values)
+
+
+def finish_reason(answer: CompletionOutput) -> FinishReason:
+    """Why ``answer`` ended, in the protocol's words."""
+    return cast("FinishReason", answer.finish_reason)
+
+
+@contextmanager
+def counted(state: ServerState) -> Iterator[None]:
+    """Counts one request as being served."""
+    state.serving += 1
+    try:
+        yield
+    finally:
+        state.serving -= 1
+
+
+class UsageCounter:
+    """Counts tokens over several prompts and answers; each prompt counts once."""
+
+    def __init__(self) -> None:
+        self._latest: dict[int, RequestOutput] = {}
+
+    def note(self, place: int, result: RequestOutput) -> None:
+        """The newest cumulative result of prompt ``place``."""
+        self._latest[place] = result
+
+    def total(self) -> Usage:
+        """Usage so far."""
+        results = self._latest.values()
+        prompt = sum(len(r.prompt_token_ids) for r in results)
+        made = sum(len(answer.token_ids) for r in results for answer in r.outputs)
+        cached = sum(r.num_cached_tokens or 0 for r in results)
+        details = PromptTokensDetails(cached_tokens=cached)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=made,
+            total_tokens=prompt + made,
+            prompt_tokens_details=details,
+        )
+
+
+def wants_usage(options: StreamOptions | None, forced: bool) -> tuple[bool, bool]:
+    """Whether a last chunk carries the usage, and whether every chunk does."""
+    each = options is not None and options.continuous_usage_stats
+    return forced or each or (options is not None and options.include_usage), each

@@ -1,0 +1,48 @@
+"""``/tokenize`` and ``/detokenize``."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+
+from qiao.frontend import Frontend
+from qiao.server.body import StrictRoute
+from qiao.server.protocol.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from qiao.server.routes.shared import ERRORS
+from qiao.server.state import state_of
+
+router = APIRouter(route_class=StrictRoute)
+
+
+@router.post("/tokenize", responses=ERRORS, response_model_exclude_unset=True)
+async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
+    """Token ids of a prompt, or of a conversation after its template."""
+    state = state_of(request)
+    state.check_model(body.model)
+    tokens = await state.in_worker(_ids, state.frontend, body)
+    answer = TokenizeResponse(count=len(tokens), max_model_len=state.client.info.max_model_len, tokens=tokens)
+    if body.return_token_strs:
+        names = state.frontend.tokenizer.convert_ids_to_tokens(tokens)
+        answer.token_strs = [str(name) for name in names]
+    return answer
+
+
+def _ids(frontend: Frontend, body: TokenizeRequest) -> list[int]:
+    if body.messages is None:
+        assert body.prompt is not None, "checked by the body"
+        return frontend.tokenize(body.prompt, body.add_special_tokens is not False)
+    messages = [message.plain() for message in body.messages]
+    text = frontend.chat_prompt(
+        messages,
+        chat_template_kwargs=body.chat_template_kwargs,
+        continue_final_message=body.continue_final_message,
+        add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+    )
+    return frontend.tokenize(text, bool(body.add_special_tokens))
+
+
+@router.post("/detokenize", responses=ERRORS)
+async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
+    """The text of token ids, specials included."""
+    state = state_of(request)
+    state.check_model(body.model)
+    return DetokenizeResponse(prompt=await state.in_worker(state.frontend.detokenize, body.tokens))

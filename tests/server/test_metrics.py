@@ -1,0 +1,92 @@
+"""The metrics page, read back with Prometheus's own parser."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+from qiao.engine.request import EngineStats, FallbackCount
+from qiao.observability import FinishedRequest, Metrics
+
+STATS = EngineStats(
+    running=3,
+    waiting=2,
+    kv_blocks_total=10,
+    kv_blocks_used=4,
+    prefix_queries=100,
+    prefix_hits=25,
+    preemptions=1,
+    prompt_tokens=50,
+    generation_tokens=70,
+    utilization=0.5,
+    fallbacks=[FallbackCount("attention", 7, 100, 200, 1.5)],
+)
+
+
+def make() -> Metrics:
+    return Metrics("M", lambda: STATS, max_model_len=512, cache_info={"block_size": "16", "num_gpu_blocks": "10"})
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    page, _ = metrics.render()
+    families = text_string_to_metric_families(page.decode())
+    ignored = {"model_name", "engine"}
+    return {
+        s.name + "".join(f"|{v}" for k, v in sorted(s.labels.items()) if k not in ignored): s.value
+        for family in families
+        for s in family.samples
+    }
+
+
+def test_gauges_counters_and_their_old_names() -> None:
+    got = samples(make())
+    assert got["vllm:num_requests_running"] == got["vllm:num_active_seqs"] == 3
+    assert got["vllm:num_requests_waiting"] == 2
+    assert got["vllm:kv_cache_usage_perc"] == got["vllm:gpu_cache_usage_perc"] == 0.4
+    assert got["cache_hit_rate"] == got["vllm:gpu_prefix_cache_hit_rate"] == 0.25
+    assert got["npu_gpu_utilization"] == 0.5
+    assert got["vllm:prompt_tokens_total"] == 50
+    assert got["vllm:generation_tokens_total"] == 70
+    assert got["vllm:num_preemptions_total"] == 1
+    assert got["vllm:prefix_cache_queries_total"] == got["vllm:gpu_prefix_cache_queries_total"] == 100
+    assert got["vllm:prefix_cache_hits_total"] == 25
+    assert got["qiao:fallback_calls_total|attention"] == 7
+    assert got["qiao:fallback_bytes_total|to_host|attention"] == 100
+    assert got["qiao:fallback_bytes_total|to_device|attention"] == 200
+    assert got["qiao:fallback_seconds_total|attention"] == 1.5
+    assert got["vllm:cache_config_info|16|10"] == 1
+
+
+def test_requests_are_counted() -> None:
+    metrics = make()
+    metrics.first_token(0.2)
+    metrics.next_token(0.02)
+    metrics.finished(
+        FinishedRequest(
+            finish_reasons=["stop", "made up by nobody"],
+            prompt_tokens=5,
+            generation_tokens=22,
+            n=2,
+            max_tokens=16,
+            e2e=1.2,
+            queue=0.1,
+            prefill=0.1,
+            decode=1.0,
+        )
+    )
+    metrics.rejected()
+    metrics.http("/v1/models", "BREW", 200, 0.1)
+    got = samples(metrics)
+    assert got["vllm:request_success_total|stop"] == 1
+    assert got["vllm:request_success_total|error"] == 1
+    assert got["vllm:request_success_total|abort"] == 0
+    assert got["vllm:time_to_first_token_seconds_sum"] == got["time_to_first_token_sum"] == 0.2
+    assert got["vllm:inter_token_latency_seconds_sum"] == got["vllm:time_per_output_token_seconds_sum"] == 0.02
+    assert got["vllm:request_time_per_output_token_seconds_sum"] == 0.1  # 1 s over the ten tokens after the first
+    assert got["vllm:e2e_request_latency_seconds_sum"] == 1.2
+    assert got["vllm:request_inference_time_seconds_sum"] == 1.1
+    assert got["vllm:admission_rejections_total|max_num_queued_reqs"] == 1
+    assert got["http_requests_total|/v1/models|other|200"] == 1
+
+
+def test_registries_are_separate() -> None:
+    make().rejected()
+    assert "vllm:admission_rejections_total|max_num_queued_reqs" not in samples(make())
