@@ -1,0 +1,165 @@
+"""What this machine is: its CPU, the share of it that this process may use, and limits that stop servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """``kind`` is the maker's name of the chip; ``features`` are the vector extensions that matter for inference.
+
+    ``cores`` are the machine's logical cores, ``usable`` those of this process's affinity (which cpusets narrow),
+    ``quota`` how many cores' time a cgroup grants, None for no limit. ``vector`` tells whether ``features`` has a width
+    worth using.
+    """
+
+    kind: str
+    architecture: str
+    features: tuple[str, ...]
+    cores: int
+    usable: int
+    quota: float | None
+    vector: bool
+
+    @property
+    def effective(self) -> float:
+        """Cores' worth of time that this process can really use."""
+        return float(self.usable) if self.quota is None else min(float(self.usable), self.quota)
+
+
+def read_cpu(root: Path = Path("/"), architecture: str = "", usable: int | None = None) -> Cpu:
+    """Read the CPU below ``root`` (``/proc/cpuinfo`` and ``/sys/fs/cgroup``).
+
+    ``architecture`` and ``usable`` default to this process's own machine name and affinity.
+    """
+    known = _known_cpus()
+    machine = architecture or platform.machine()
+    family = known["machines"].get(machine.lower(), "")
+    info = _cpuinfo(root)
+    flags = _flags(info)
+    features = tuple(f for f in known["features"].get(family, ()) if f in flags)
+    cores = sum(1 for name, _ in info if name == "processor") or os.cpu_count() or 1
+    return Cpu(
+        kind=_kind(info, known) or platform.processor() or machine,
+        architecture=machine,
+        features=features,
+        cores=cores,
+        usable=usable if usable is not None else _affinity(),
+        quota=cpu_quota(root),
+        vector=any(f in features for f in known["wide"].get(family, ())),
+    )
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """The tightest CPU quota of this process's cgroups (v1 and v2) in cores, None where there is none."""
+    found = [*_quotas_v2(root), *_quotas_v1(root)]
+    return min(found) if found else None
+
+
+def open_files_limit() -> int | None:
+    """How many files and sockets this process may open, None where that is unlimited or unknown."""
+    if resource is None:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _known_cpus() -> dict[str, Any]:
+    text = files("qiao.observability").joinpath("known_cpus.json").read_text(encoding="utf-8")
+    data: dict[str, Any] = json.loads(text)
+    return data
+
+
+def _affinity() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+def _cpuinfo(root: Path) -> list[tuple[str, str]]:
+    try:
+        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    return [(name.strip().lower(), value.strip()) for name, _, value in pairs]
+
+
+def _flags(info: list[tuple[str, str]]) -> set[str]:
+    """Flags that every core has: on mixed chips a feature of some cores is of no use."""
+    common: set[str] | None = None
+    for name, value in info:
+        if name in ("flags", "features"):
+            mine = set(value.lower().split())
+        elif name == "isa":  # RISC-V: rv64imafdcv_zba_...
+            base = value.lower().split("_")[0]
+            mine = set(base.removeprefix("rv64").removeprefix("rv32")) | set(value.lower().split("_")[1:])
+        else:
+            continue
+        common = mine if common is None else common & mine
+    return common or set()
+
+
+def _kind(info: list[tuple[str, str]], known: dict[str, Any]) -> str:
+    values = dict(reversed(info))  # the first of each wins
+    named = values.get("model name") or values.get("hardware") or values.get("uarch")
+    if named:
+        return named
+    maker, part = values.get("cpu implementer", "").lower(), values.get("cpu part", "").lower()
+    if not maker:
+        return ""
+    return f"{known['implementers'].get(maker, maker)} {known['parts'].get(f'{maker}:{part}', part)}".strip()
+
+
+def _folders(root: Path, mount: Path, controller: str) -> Iterator[Path]:
+    """This process's cgroup and its parents below ``mount``."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    path = ""
+    for line in lines:
+        parts = line.split(":", 2)
+        if len(parts) == 3 and controller in parts[1].split(","):
+            path = parts[2].strip("/")
+    folder = mount / path
+    while folder != mount and ".." not in folder.parts:
+        yield folder
+        folder = folder.parent
+    yield mount
+
+
+def _quotas_v2(root: Path) -> Iterator[float]:
+    for folder in _folders(root, root / "sys/fs/cgroup", ""):
+        try:
+            quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
+        except (OSError, ValueError):
+            continue
+        if quota != "max":
+            yield int(quota) / int(period)
+
+
+def _quotas_v1(root: Path) -> Iterator[float]:
+    for name in ("cpu", "cpu,cpuacct"):
+        for folder in _folders(root, root / "sys/fs/cgroup" / name, "cpu"):
+            try:
+                quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="utf-8"))
+                period = int((folder / "cpu.cfs_period_us").read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            if quota > 0 and period > 0:
+                yield quota / period
