@@ -36,9 +36,7 @@ def test_b033_what_can_never_fit_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize(("blocks", "context", "end"), [(3, 64, 12), (16, 10, 10)])
-def test_b033_a_prompt_that_fits_ends_with_length_at_the_limit(
-    solo: Solo, blocks: int, context: int, end: int
-) -> None:
+def test_b033_a_prompt_that_fits_ends_with_length_at_the_limit(solo: Solo, blocks: int, context: int, end: int) -> None:
     results = run(make_engine(num_blocks=blocks, max_model_len=context), [request("a", [1, 2, 3], max_tokens=50)])
     assert results.of("a") == solo([1, 2, 3], end - 3)
     assert results.reasons["a", 0] == "length"
@@ -314,6 +312,8 @@ def test_stats_and_times() -> None:
     stats = engine.stats()
     assert (stats.prompt_tokens, stats.generation_tokens, stats.steps, stats.last_step_tokens) == (3, 4, 4, 1)
     assert stats.kv_blocks_total == 64 and stats.prefix_queries == 3
+    run(engine, [request("b", [1], max_tokens=1)])
+    assert stats.steps == 4, "a snapshot does not move"
     first, *rest = results.outputs
     assert first.scheduled is not None and first.first_token >= first.scheduled
     assert all(o.scheduled is None and o.first_token is None for o in rest)

@@ -129,9 +129,7 @@ sampled = st.lists(
 def test_seeded_sampling_does_not_depend_on_company(items: list[dict], budget: int, caching: bool) -> None:
     """With all logit changes, through preemption: the same tokens as alone on a large cache."""
     made = [request(str(i), [i, 5, 5, 5, i], max_tokens=12, eos=[31], **item) for i, item in enumerate(items)]
-    together = run(
-        make_engine(num_blocks=9, max_num_batched_tokens=budget, enable_prefix_caching=caching), made
-    )
+    together = run(make_engine(num_blocks=9, max_num_batched_tokens=budget, enable_prefix_caching=caching), made)
     for item in made:
         alone = run(make_engine(), [item])
         for key, tokens in alone.tokens.items():

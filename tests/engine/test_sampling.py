@@ -277,9 +277,7 @@ def test_logprobs_are_those_of_the_raw_logits(wanted: int) -> None:
 def test_prompt_logprobs_chunk_by_chunk_and_through_preemption(budget: int) -> None:
     prompts = [[i, 7, 7, i, 9, 11, 13, i] for i in range(3)]
     engine = make_engine(num_blocks=6, max_num_batched_tokens=budget)
-    results = run(
-        engine, [request(str(i), p, prompt_logprobs=2, max_tokens=12) for i, p in enumerate(prompts)]
-    )
+    results = run(engine, [request(str(i), p, prompt_logprobs=2, max_tokens=12) for i, p in enumerate(prompts)])
     model = TinyModel(make_ops())
     for i, prompt in enumerate(prompts):
         found = [o.prompt_logprobs for o in results.outputs if o.request_id == str(i) and o.prompt_logprobs]

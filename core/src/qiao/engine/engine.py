@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
+from copy import copy
 
 import torch
 
@@ -23,7 +24,7 @@ from qiao.engine.sequence import Request, Sequence, Status
 from qiao.engine.validation import check_request
 from qiao.errors import OverloadedError, ParameterError, QiaoError
 from qiao.models.base import Model
-from qiao.optable import OpTable
+from qiao.optable import OpTable, operator_of
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ class Engine:
             result = self._runner.run(step, batch)
         except Exception as error:  # whatever a vendor's operator raises is one request's failure, not the engine's
             logger.exception("a step of %d sequences failed", len(step.seqs))
-            outputs = self._fail({s.request.id: s.request for s in step.seqs}.values(), _describe(error))
+            outputs = self._fail({s.request.id: s.request for s in step.seqs}.values(), _describe(error, self._ops))
         else:
             self._advance(step)
             outputs = self._collect(step, batch.sampled, result)
@@ -271,7 +272,7 @@ class Engine:
         if self._ops.utilization is not None:
             totals.utilization = self._ops.utilization(self._ops.device)
         totals.fallbacks = list(self._fallback_counts())
-        return totals
+        return copy(totals)
 
     def check_integrity(self) -> None:
         """Compare blocks, references and rows; when idle also that none is in use. Raises ``IntegrityError``."""
@@ -282,7 +283,7 @@ class Engine:
         self._blocks.forget()
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: Exception, ops: OpTable) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return (
             f"out of memory during a step: {error}; lower --max-num-batched-tokens, --max-num-seqs or "
@@ -290,4 +291,6 @@ def _describe(error: Exception) -> str:
         )
     if isinstance(error, QiaoError):
         return str(error)
-    return f"the model failed during a step: {type(error).__name__}: {error}"
+    operator = operator_of(ops, error)
+    what = "the model" if operator is None else f"operator {operator} on {ops.device}"
+    return f"{what} failed during a step: {type(error).__name__}: {error}"

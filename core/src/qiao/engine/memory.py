@@ -102,9 +102,7 @@ def _groups(root: Path, mount: Path, controller: str) -> Iterator[Path]:
     yield mount
 
 
-def _limits(
-    name: str, folders: Iterator[Path], files: tuple[str, str], cache: str
-) -> Iterator[tuple[str, int, int]]:
+def _limits(name: str, folders: Iterator[Path], files: tuple[str, str], cache: str) -> Iterator[tuple[str, int, int]]:
     tightest: tuple[str, int, int] | None = None
     for folder in folders:
         limit = _number(folder / files[0])
