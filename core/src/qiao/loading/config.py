@@ -50,9 +50,14 @@ def build_config(raw: Mapping[str, Any], code_folder: Path | None = None) -> Pre
         raise ModelError('config.json has no model_type. Add it, for example "model_type": "llama".')
     if code_folder is not None and "AutoConfig" in raw.get("auto_map", {}):
         kept = {k: v for k, v in raw.items() if k not in ("auto_map", "architectures", "model_type")}
-        return AutoConfig.from_pretrained(code_folder, trust_remote_code=True, local_files_only=True, **kept)
+        own: PretrainedConfig = AutoConfig.from_pretrained(
+            code_folder, trust_remote_code=True, local_files_only=True, **kept
+        )
+        return own
     if model_type in CONFIG_MAPPING:
-        return CONFIG_MAPPING[model_type].from_dict(dict(raw))
+        made = CONFIG_MAPPING[model_type].from_dict(dict(raw))
+        assert isinstance(made, PretrainedConfig)
+        return made
     known = type("PlainConfig", (PretrainedConfig,), {"model_type": model_type})
     config: PretrainedConfig = known(**{k: v for k, v in raw.items() if k != "model_type"})
     return config

@@ -1,0 +1,249 @@
+"""``LLM``: a model in this process."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from qiao.engine.request import EngineRequest, EngineStats, SequenceOutput
+from qiao.errors import KernelError, OverloadedError, ParameterError, UsageError
+from qiao.frontend import Frontend, OutputProcessor
+from qiao.llm.arguments import engine_args
+from qiao.llm.prompts import Message, Prompt, conversations, for_each, prompt_list, prompt_parts
+from qiao.outputs import RequestOutput
+from qiao.sampling_params import SamplingParams
+
+
+class LLM:
+    """A model in this process.
+
+    ``model`` and the keyword arguments are those of ``EngineArgs``; vLLM's others are accepted where they have no
+    meaning here and refused where they would change the result. ``device`` is a plugin's name or the torch string that
+    people know. Raises ``TypeError`` for an unknown argument, ``UsageError`` and ``PluginError`` as ``build_engine``.
+    Not safe for several threads at once.
+    """
+
+    def __init__(self, model: str, **kwargs: Any) -> None:
+        from qiao.build import build_engine
+
+        self.args = engine_args(model, kwargs)
+        built = build_engine(self.args)
+        self.info = built.info
+        self.plan = built.plan
+        self._engine = built.engine
+        self._frontend = Frontend.load(self.args, built.info)
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        prompt_token_ids: list[int] | list[list[int]] | None = None,
+        use_tqdm: bool = True,
+        lora_request: None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue one or many prompts, each with its own or the same parameters; results in the order of the prompts.
+
+        A prompt is text, a list of token ids, a ``TextPrompt`` or a ``TokensPrompt``. Without ``sampling_params`` the
+        checkpoint's defaults apply. Every prompt is checked before the first runs. Raises ``ParameterError``,
+        ``PromptTooLongError``, and ``KernelError`` when an operator fails.
+        """
+        _no_lora(lora_request)
+        wanted = prompt_list(prompts if prompt_token_ids is None else prompt_token_ids)
+        return self._run(self._processors(wanted, sampling_params, priority), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        lora_request: None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them through the model's chat template. Raises as ``generate``."""
+        _no_lora(lora_request)
+        texts = [
+            self._frontend.chat_prompt(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                chat_template=chat_template,
+                chat_template_kwargs=chat_template_kwargs,
+                content_format=chat_template_content_format,
+            )
+            for conversation in conversations(messages)
+        ]
+        processors = self._processors(texts, sampling_params, None, add_special_tokens=False)
+        return self._run(processors, use_tqdm)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, add_special_tokens: bool = True
+    ) -> Iterator[RequestOutput]:
+        """The answer to one prompt while it is made: one result a step, shaped by ``sampling_params.output_kind``.
+
+        Closing the iterator aborts the request.
+        """
+        (processor,) = self._processors([prompt], sampling_params, None, add_special_tokens)
+        kind = processor.request.params.output_kind
+        for changed in self._steps([processor]):
+            snapshot = changed.snapshot(kind)
+            if snapshot is not None:
+                yield snapshot
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **template_options: Any
+    ) -> Iterator[RequestOutput]:
+        """As ``stream``, for one conversation; ``template_options`` are those of ``ChatRenderer.render``."""
+        text = self._frontend.chat_prompt(messages, **template_options)
+        return self.stream(text, sampling_params, add_special_tokens=False)
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        return self._frontend.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What applies when no parameters are given: vLLM's defaults, with the checkpoint's own on top."""
+        return self._frontend.default_params()
+
+    def get_metrics(self) -> EngineStats:
+        """Counts since the start."""
+        return self._engine.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes, for example after a change of weights."""
+        self._engine.reset_prefix_cache()
+        return True
+
+    def beam_search(self, *args: Any, **kwargs: Any) -> Any:
+        """Not there yet; raises ``UsageError``."""
+        raise _not_yet("beam_search", "use generate with n > 1")
+
+    def encode(self, *args: Any, **kwargs: Any) -> Any:
+        """Not there yet; raises ``UsageError``."""
+        raise _not_yet("encode", "only text generation is served")
+
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """Not there yet; raises ``UsageError``."""
+        raise _not_yet("embed", "only text generation is served")
+
+    def classify(self, *args: Any, **kwargs: Any) -> Any:
+        """Not there yet; raises ``UsageError``."""
+        raise _not_yet("classify", "only text generation is served")
+
+    def score(self, *args: Any, **kwargs: Any) -> Any:
+        """Not there yet; raises ``UsageError``."""
+        raise _not_yet("score", "only text generation is served")
+
+    def _processors(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: int | Sequence[int] | None,
+        add_special_tokens: bool = True,
+    ) -> list[OutputProcessor]:
+        params = for_each(sampling_params, SamplingParams, self.get_default_sampling_params(), len(prompts))
+        priorities = for_each(priority, int, 0, len(prompts), "priority")
+        made = []
+        for prompt, one, level in zip(prompts, params, priorities, strict=True):
+            content, text, salt = prompt_parts(prompt)
+            request = self._frontend.request(
+                content,
+                one,
+                request_id=str(next(self._ids)),
+                priority=level,
+                cache_salt=salt,
+                add_special_tokens=add_special_tokens,
+                strict=False,
+            )
+            made.append(self._frontend.processor(request, text))
+        return made
+
+    def _run(self, processors: list[OutputProcessor], show: bool) -> list[RequestOutput]:
+        with _progress(len(processors), show) as advance:
+            for changed in self._steps(processors):
+                if changed.finished:
+                    advance()
+        return [processor.result for processor in processors]
+
+    def _steps(self, processors: Sequence[OutputProcessor]) -> Iterator[OutputProcessor]:
+        """Step until all have ended; yields a processor after each of its outputs. Closing it aborts the rest."""
+        running: dict[str, OutputProcessor] = {}
+        waiting = deque(processors)
+        try:
+            while running or waiting:
+                self._feed(waiting, running)
+                for output in self._engine.step():
+                    processor = running.get(output.request_id)
+                    if processor is None:
+                        continue
+                    self._take(processor, output)
+                    if processor.finished:
+                        del running[output.request_id]
+                    yield processor
+        finally:
+            if running:
+                self._engine.abort(list(running))
+
+    def _feed(self, waiting: deque[OutputProcessor], running: dict[str, OutputProcessor]) -> None:
+        """Queue as many as the engine's bounded queue takes."""
+        while waiting:
+            request: EngineRequest = waiting[0].request
+            try:
+                self._engine.add_request(request)
+            except OverloadedError:
+                if not running:
+                    raise
+                return
+            running[request.request_id] = waiting.popleft()
+
+    def _take(self, processor: OutputProcessor, output: SequenceOutput) -> None:
+        processor.add(output)
+        if output.error is not None:
+            raise KernelError(f"request {output.request_id}: {output.error}")
+        for index in processor.to_abort:
+            self._engine.abort([output.request_id], index)
+
+
+def _no_lora(lora_request: Any) -> None:
+    if lora_request is not None:
+        raise ParameterError("lora_request", "LoRA adapters are not supported yet")
+
+
+def _not_yet(name: str, instead: str) -> UsageError:
+    return UsageError(f"LLM.{name} is not there yet; {instead}")
+
+
+def _progress(total: int, show: bool) -> Any:
+    """A context whose value is called once for each finished prompt."""
+    if not show or total < 2 or not sys.stderr.isatty():
+        return nullcontext(lambda: None)
+    return _bar(total)
+
+
+def _bar(total: int) -> Any:
+    from contextlib import contextmanager
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    @contextmanager
+    def bar() -> Iterator[Any]:
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("Prompts", total=total)
+            yield lambda: progress.advance(task)
+
+    return bar()
