@@ -39,6 +39,7 @@ def test_a_kernel_that_raises_fails_its_request_and_the_next_one_works(hook):
     last = drive(engine)[-1]
     assert last.finish_reason == "error"
     assert "launch failed (injected)" in last.error
+    assert f"operator {hook} on sim:0" in last.error
     assert counters.snapshot() == []  # nothing ran on the host
     engine.add_request(request("1", PROMPTS[1]))
     assert [t for o in drive(engine) for t in o.token_ids] == expected()["1"]
