@@ -124,7 +124,7 @@ def metrics_page() -> str:
 
     stats = EngineStats(utilization=0.0, fallbacks=[FallbackCount("attention")])
     metrics = Metrics("m", lambda: stats, max_model_len=2048, cache_info={"block_size": "16"})
-    text, _ = metrics.render("text/plain")
+    text, _ = metrics.render()
     rows = sorted(
         (f"`{family.name}{'_total' if family.type == 'counter' else ''}`", family.type, family.documentation)
         for family in text_string_to_metric_families(text.decode())

@@ -59,16 +59,19 @@ if [ ! -x $venv/bin/python ] || [ "$($venv/bin/python -c 'import sys; print(sys.
 fi
 
 pip() {
-    $venv/bin/python -m pip --disable-pip-version-check install --quiet "$@"
+    $venv/bin/python -m pip --disable-pip-version-check install "$@"
 }
 
+quiet=--quiet
+[ -t 1 ] && quiet= # a person sees what is downloaded
+
 echo "make setup: installing torch"
-pip ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$(grep '^torch==' requirements/dev.txt)"
+pip $quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$(grep '^torch==' requirements/dev.txt)"
 echo "make setup: installing development tools"
-pip -r requirements/dev.txt
+pip --quiet -r requirements/dev.txt
 echo "make setup: installing Qiao and its plugins, editable"
 editable=()
 for project in "${projects[@]}"; do editable+=(-e "$project"); done
-pip --no-build-isolation -c requirements/dev.txt "${editable[@]}"
+pip --quiet --no-build-isolation -c requirements/dev.txt "${editable[@]}"
 echo "$key" >$stamp
 echo "make setup: done; commands are in $venv/bin"

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -43,8 +42,6 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_root)
     for name in COMMANDS:
-        if find_spec(f"qiao.cli.{name}") is None:  # TEMPORARY until plan, plugins and doctor have landed
-            continue
         import_module(f"qiao.cli.{name}").register(app)
     return app
 
