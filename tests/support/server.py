@@ -7,10 +7,23 @@ The next token depends on the last one only, through a table given in ``EngineAr
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import queue
 import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput, TokenLogprobs
@@ -142,3 +155,93 @@ def build(args: EngineArgs) -> tuple[ScriptedEngine, EngineInfo]:
 def main() -> None:
     """Entry of the child process."""
     host.main(build)
+
+
+@dataclass
+class RunningServer:
+    """A server in a process of its own."""
+
+    url: str
+    process: subprocess.Popen[str]
+    log: list[str]
+
+    def http(self, **options: Any) -> httpx.Client:
+        """A plain client."""
+        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)
+
+    def openai(self, **options: Any) -> OpenAI:
+        """OpenAI's own client, without retries."""
+        given = {"api_key": "none", "max_retries": 0, **options}
+        return OpenAI(base_url=self.url + "/v1", http_client=httpx.Client(timeout=30, trust_env=False), **given)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample's value on the metrics page, summed over the series that have ``labels``."""
+        page = self.http().get("/metrics").text
+        families = text_string_to_metric_families(page)
+        found = [
+            s.value for f in families for s in f.samples if s.name == name and labels.items() <= s.labels.items()
+        ]
+        assert found, f"no sample {name} {labels}"
+        return sum(found)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Poll until ``condition`` holds; fails after 20 seconds."""
+        end = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < end, "the condition never came true"
+            time.sleep(0.01)
+
+
+LAUNCH = """
+import json, sys
+from qiao.errors import QiaoError
+from qiao.server.flags import parse
+from qiao.server.lifecycle import serve
+from qiao.transport.process import HostOptions
+parsed = parse(sys.argv[2:])
+sys.exit(serve(parsed.engine, parsed.server, HostOptions(module=sys.argv[1], log_level="warning")))
+"""
+
+
+@contextmanager
+def server(model: Path | str, *flags: str, module: str = host.__name__) -> Iterator[RunningServer]:
+    """Start ``qiao serve MODEL`` on a free port, served as ``M``, and wait until it is ready.
+
+    ``module`` is the engine process's: the real one, or this module for the scripted engine.
+    """
+    root = str(Path(__file__).parents[2])
+    environment = {k: v for k, v in os.environ.items() if k not in ("QIAO_API_KEY", "VLLM_API_KEY")}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    environment["OMP_NUM_THREADS"] = "1"
+    words = [str(model), "--port", "0", "--served-model-name", "M", "org/M", "--max-model-len", "512", *flags]
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, module, *words], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    log: list[str] = []
+    ready: queue.Queue[str | None] = queue.Queue()
+    reader = threading.Thread(target=_read_log, args=(process, log, ready), daemon=True)
+    reader.start()
+    try:
+        address = ready.get(timeout=60)
+        if address is None:
+            raise AssertionError("the server did not start:\n" + "".join(log))
+        yield RunningServer(address, process, log)
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+
+
+def scripted(*flags: str, model: Path, **script: Any) -> AbstractContextManager[RunningServer]:
+    """A server over the scripted engine; ``model`` has the tokenizer."""
+    overrides = json.dumps({"table": {}, **script})
+    return server(model, "--hf-overrides", overrides, *flags, module=__name__)
+
+
+def _read_log(process: subprocess.Popen[str], log: list[str], ready: queue.Queue[str | None]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        log.append(line)
+        if line.startswith("  address"):
+            ready.put(line.split()[1])
+    ready.put(None)

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
@@ -79,6 +79,7 @@ class _Server:
     async def _load(self) -> bool:
         """Engine and front end together. False when a signal came first."""
         engine = asyncio.create_task(self._client.start())
+        text = asyncio.create_task(asyncio.to_thread(load_text_side, self._args))
         interrupted = asyncio.create_task(self._interrupted.wait())
         try:
             await asyncio.wait([engine, interrupted], return_when=asyncio.FIRST_COMPLETED)
@@ -88,11 +89,12 @@ class _Server:
                 await asyncio.gather(engine, return_exceptions=True)
                 return False
             info = engine.result()
-            frontend = await asyncio.to_thread(load_frontend, self._args, info)
+            frontend = (await text)(info)
             self._state = make_state(self._client, frontend, self._args, self._server_args, info)
             return not self._signals
         finally:
             interrupted.cancel()
+            await asyncio.gather(text, return_exceptions=True)
 
     def _on_signal(self, number: int) -> None:
         self._signals += 1
@@ -119,15 +121,18 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def load_frontend(args: EngineArgs, info: EngineInfo) -> Frontend:
-    """Tokeniser, chat template and defaults of the model. Raises ``ModelError`` with a remedy."""
+def load_text_side(args: EngineArgs) -> Callable[[EngineInfo], Frontend]:
+    """Tokeniser, chat template and defaults of the model, waiting for the engine's facts.
+
+    Raises ``ModelError`` with a remedy.
+    """
     files = resolve(args.model, args.revision, args.download_dir)
     config = load_config(files, args.trust_remote_code, args.hf_overrides)
     source = args.tokenizer or files
     tokenizer = load_tokenizer(source, args.trust_remote_code, args.tokenizer_revision, args.download_dir)
     generation_config = load_generation_config(files)
     ends = eos_token_ids(generation_config, config, tokenizer.eos_token_id)
-    return Frontend(tokenizer, info, args, generation_config, ends)
+    return lambda info: Frontend(tokenizer, info, args, generation_config, ends)
 
 
 def make_state(
@@ -212,7 +217,7 @@ def summary(state: ServerState, listener: socket.socket) -> str:
         ("model", ", ".join(state.model_names)),
         ("device", f"{info.device}, {info.dtype}"),
         ("context", f"{info.max_model_len} tokens, {info.max_num_seqs} sequences at a time"),
-        ("KV cache", info.kv_explanation or f"{info.num_blocks} blocks of {info.block_size} tokens"),
+        ("KV cache", info.kv_explanation.removeprefix("KV cache: ") or f"{info.num_blocks} blocks of {info.block_size} tokens"),
         ("fallback", fallback_line(info)),
         ("key", key),
         ("address", address),

@@ -27,6 +27,7 @@ from qiao.server.protocol.chat import (
 )
 from qiao.server.routes.shared import (
     ERRORS,
+    FINGERPRINT,
     UsageCounter,
     counted,
     finish_reason,
@@ -70,7 +71,12 @@ class ChatCall:
     def __init__(self, state: ServerState, body: ChatRequest, model: str, call_id: str) -> None:
         self._state = state
         self._body = body
-        self._base: dict[str, Any] = {"id": call_id, "created": int(time.time()), "model": model}
+        self._base: dict[str, Any] = {
+            "id": call_id,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": FINGERPRINT,
+        }
         self._naming = TokenText(state.frontend.table, body.return_tokens_as_token_ids)
         self._usage = UsageCounter()
         self._messages = [message.plain() for message in body.messages]

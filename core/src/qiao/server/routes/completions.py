@@ -23,6 +23,7 @@ from qiao.server.protocol.completions import (
 )
 from qiao.server.routes.shared import (
     ERRORS,
+    FINGERPRINT,
     UsageCounter,
     counted,
     finish_reason,
@@ -63,6 +64,7 @@ class CompletionCall:
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
+            "system_fingerprint": FINGERPRINT,
         }
         self._naming = TokenText(state.frontend.table, body.return_tokens_as_token_ids)
         self._usage = UsageCounter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any, cast
 
 from fastapi import Request
@@ -15,6 +16,9 @@ from qiao.server.middleware import clean_request_id
 from qiao.server.protocol.common import FinishReason, PromptTokensDetails, SamplingFields, StreamOptions, Usage
 from qiao.server.protocol.errors import ErrorBody
 from qiao.server.state import ServerState
+
+FINGERPRINT = f"qiao-{version('qiao')}"
+"""``system_fingerprint``: equal seeds give equal answers under equal fingerprints."""
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "The request is wrong; param names the field"},
