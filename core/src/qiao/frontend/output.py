@@ -52,8 +52,8 @@ class OutputProcessor:
 
     ``add`` takes each ``SequenceOutput`` of the request in turn and returns the same, growing ``RequestOutput``;
     ``deltas`` holds what that call added, ``to_abort`` the answers that a stop string ended in it and the engine
-    still runs. Stop strings count once ``min_tokens`` tokens are there. Tokens and log-probabilities are kept up to the token
-    that completed the stop string, the text up to the string's start (its end with ``include_stop_str_in_output``).
+    still runs. Stop strings count once ``min_tokens`` tokens are there. Tokens and log-probabilities are kept up to the
+    token that completed the stop string, the text up to its start (or end, with ``include_stop_str_in_output``).
     ``Frontend.processor`` makes one without reading the tokenizer again.
     """
 

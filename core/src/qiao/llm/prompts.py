@@ -58,6 +58,7 @@ def prompt_parts(prompt: Any) -> tuple[str | list[int], str | None, str]:
 
 
 def conversations(messages: Any) -> list[Sequence[Message]]:
+    """One conversation or many as a list. Raises ``ParameterError``."""
     if isinstance(messages, Sequence) and messages and isinstance(messages[0], Mapping):
         return [cast(Sequence[Message], messages)]
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
