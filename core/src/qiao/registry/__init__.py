@@ -2,13 +2,13 @@
 
 from qiao.registry.backend import Backend, backend_of
 from qiao.registry.binder import bind
-from qiao.registry.choose import choose, planning_backend
 from qiao.registry.discovery import Discovery, PluginRecord, allowed_plugins, discover
 from qiao.registry.fallback import FallbackCounters, FallbackRecord, kernel_error
 from qiao.registry.plan import DEFAULT_STEP, Plan, StepPrice, make_plan
 from qiao.registry.policy import Policy, enforce, format_bytes, parse_bytes
 from qiao.registry.pricing import Price, Rates
 from qiao.registry.probe import confirm, probe_operators
+from qiao.registry.selection import choose, planning_backend
 from qiao.registry.survey import Surveyed, survey
 
 __all__ = [

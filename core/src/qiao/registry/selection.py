@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
+from importlib import metadata
 
 from packaging.utils import canonicalize_name
 
@@ -160,11 +161,21 @@ def _explain(device: str, name: str, asked: Surveyed | None, others: list[Survey
     if asked:
         return f"device {device!r} cannot be used: plugin {_origin(asked.record)}: {asked.verdict}.{here}"
     entry = known.devices.get(name)
-    if entry and entry.package:
+    if entry and entry.package and _installed(entry.package):
+        remedy = f"{entry.package} {_installed(entry.package)} is installed but offers no plugin: upgrade it."
+    elif entry and entry.package:
         remedy = f"it is provided by {entry.package} ({entry.vendor}): pip install {entry.package}."
     elif entry:
         remedy = f"there is no Qiao package for {entry.vendor} yet; see the plugin guide to write one."
     else:
         names = {HOST, AUTO, *known.devices, *(item.record.name for item in everything)}
         remedy = f"no plugin or package of that name is known.{did_you_mean(name, names)}"
-    return f"device {device!r} is not installed: {remedy}{here}"
+    return f"device {device!r} is not available: {remedy}{here}"
+
+
+def _installed(package: str) -> str:
+    """The version of an installed distribution, empty where there is none."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
