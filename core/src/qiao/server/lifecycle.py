@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import uvicorn
 
@@ -21,7 +21,6 @@ from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo
 from qiao.errors import ParameterError
 from qiao.frontend import Frontend
-from qiao.loading import eos_token_ids, load_config, load_generation_config, load_tokenizer, resolve
 from qiao.observability import Metrics, configure_logging
 from qiao.server.app import create_app
 from qiao.server.args import ServerArgs
@@ -79,7 +78,6 @@ class _Server:
     async def _load(self) -> bool:
         """Engine and front end together. False when a signal came first."""
         engine = asyncio.create_task(self._client.start())
-        text = asyncio.create_task(asyncio.to_thread(load_text_side, self._args))
         interrupted = asyncio.create_task(self._interrupted.wait())
         try:
             await asyncio.wait([engine, interrupted], return_when=asyncio.FIRST_COMPLETED)
@@ -89,12 +87,11 @@ class _Server:
                 await asyncio.gather(engine, return_exceptions=True)
                 return False
             info = engine.result()
-            frontend = (await text)(info)
+            frontend = await asyncio.to_thread(Frontend.load, self._args, info)
             self._state = make_state(self._client, frontend, self._args, self._server_args, info)
             return not self._signals
         finally:
             interrupted.cancel()
-            await asyncio.gather(text, return_exceptions=True)
 
     def _on_signal(self, number: int) -> None:
         self._signals += 1
@@ -119,20 +116,6 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def load_text_side(args: EngineArgs) -> Callable[[EngineInfo], Frontend]:
-    """Tokeniser, chat template and defaults of the model, waiting for the engine's facts.
-
-    Raises ``ModelError`` with a remedy.
-    """
-    files = resolve(args.model, args.revision, args.download_dir)
-    config = load_config(files, args.trust_remote_code, args.hf_overrides)
-    source = args.tokenizer or files
-    tokenizer = load_tokenizer(source, args.trust_remote_code, args.tokenizer_revision, args.download_dir)
-    generation_config = load_generation_config(files)
-    ends = eos_token_ids(generation_config, config, tokenizer.eos_token_id)
-    return lambda info: Frontend(tokenizer, info, args, generation_config, ends)
 
 
 def make_state(

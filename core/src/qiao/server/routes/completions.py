@@ -93,7 +93,7 @@ class CompletionCall:
         )
         text = prompt if isinstance(prompt, str) else None
         if text is None and body.echo:
-            text = await state.in_worker(state.frontend.detokenize, made.prompt_token_ids)
+            text = await state.in_worker(state.frontend.decode, made.prompt_token_ids)
         return made, text
 
     @property

@@ -29,7 +29,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
 def _ids(frontend: Frontend, body: TokenizeRequest) -> list[int]:
     if body.messages is None:
         assert body.prompt is not None, "checked by the body"
-        return frontend.tokenize(body.prompt, body.add_special_tokens is not False)
+        return frontend.encode(body.prompt, body.add_special_tokens is not False)
     messages = [message.plain() for message in body.messages]
     text = frontend.chat_prompt(
         messages,
@@ -37,7 +37,7 @@ def _ids(frontend: Frontend, body: TokenizeRequest) -> list[int]:
         continue_final_message=body.continue_final_message,
         add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
     )
-    return frontend.tokenize(text, bool(body.add_special_tokens))
+    return frontend.encode(text, bool(body.add_special_tokens))
 
 
 @router.post("/detokenize", responses=ERRORS)
@@ -45,4 +45,4 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeRes
     """The text of token ids, specials included."""
     state = state_of(request)
     state.check_model(body.model)
-    return DetokenizeResponse(prompt=await state.in_worker(state.frontend.detokenize, body.tokens))
+    return DetokenizeResponse(prompt=await state.in_worker(state.frontend.decode, body.tokens))
