@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-
 from qiao.contract import AttentionMetadata, AttentionShape, KVCache, LogprobOutput, MemoryInfo, ModelShape, composites
 from qiao.engine import Engine, EngineConfig
 from qiao.engine.request import EngineRequest
 from qiao.frontend import OutputProcessor, TokenTable
 from qiao.optable import OpTable
 from qiao.sampling_params import SamplingParams
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 VOCAB = 32000
 BLOCK_SIZE = 16
@@ -128,7 +127,7 @@ def byte_table() -> TokenTable:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
-    return TokenTable(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>"))  # noqa: S106
+    return TokenTable(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>"))
 
 
 def make_engine(size: int, prompt: int, steps: int, clock: Clock) -> Engine:

@@ -58,6 +58,38 @@ def test_b035_a_victim_that_is_scheduled_already_leaves_the_step(solo: Solo) -> 
         assert results.of(p) == solo([5] * 40, 40)
 
 
+@pytest.mark.parametrize(("blocks", "prompts", "tokens"), [(10, 1, 1), (12, 2, 4)])
+def test_b035_a_decode_gives_way_to_a_prompt_in_the_step_that_had_it(
+    blocks: int, prompts: int, tokens: int, solo: Solo
+) -> None:
+    """Decodes are scheduled before prompts, so the victim is in the step already; its token's budget is used again."""
+    engine = make_engine(
+        num_blocks=blocks,
+        max_num_batched_tokens=4,
+        long_prefill_token_threshold=2 * (prompts > 1),
+        scheduling_policy="priority",
+    )
+    results = Results()
+    engine.add_request(request("low", [1, 2, 3, 4], max_tokens=25, priority=5))
+    for _ in range(prompts):
+        results.add(engine.step())
+    assert len(results.of("low")) == 1
+    for i in range(prompts):
+        engine.add_request(request(str(i), [7 + i] * 25, max_tokens=4, priority=i))
+    while not engine.stats().preemptions:
+        assert len(results.of("low")) < 25
+        outputs = engine.step()
+        results.add(outputs)
+        engine.check_integrity()
+    assert "low" not in {o.request_id for o in outputs}
+    assert engine.stats().last_step_tokens == tokens
+    while engine.has_work():
+        results.add(engine.step())
+        engine.check_integrity()
+    assert results.of("low") == solo([1, 2, 3, 4], 25)
+    assert all(results.of(str(i)) == solo([7 + i] * 25, 4) for i in range(prompts))
+
+
 def test_b036_prompt_logprobs_and_a_cached_prefix() -> None:
     engine = make_engine(max_num_seqs=1)
     prompt = [5, 9, 7, 3] * 10

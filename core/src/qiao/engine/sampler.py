@@ -122,6 +122,7 @@ def _checked(logits: torch.Tensor, ids: torch.Tensor, params: SamplingTensors) -
 
     The arg max of a row with a NaN is the NaN, so greedy rows need no pass over the vocabulary.
     """
+    ids = ids.clamp(0, logits.shape[1] - 1)  # what a row of NaN draws may be no id at all
     bad = ~(logits.gather(1, ids[:, None]).squeeze(1) > -torch.inf)
     if not params.all_greedy:
         bad |= logits.amax(dim=1).isnan() & (params.temperature > 0)

@@ -150,7 +150,6 @@ class Scheduler:
             self._drop_reserved(seq)
         self._release(seq)
         seq.num_computed = 0
-        seq.num_registered = 0
         self.num_preemptions += 1
         self.waiting.push(seq, self._step)
 
@@ -171,7 +170,7 @@ class Scheduler:
         while self.waiting and self._budget > 0:
             seq = self.waiting.peek()
             wanted = [seq] if seq.request.forked else self._unfinished(seq)
-            if len(wanted) > self.rows.num_free:
+            if len(wanted) > self.rows.num_free or (self.running and self.blocks.available <= self._watermark):
                 return
             hits = self._prefix_hit(seq)
             cached = len(hits) * self.config.block_size
