@@ -74,15 +74,13 @@ def read_shape(model: str, dtype: str = "auto") -> ModelShape:
     Of a hub model only the config is fetched. ``dtype`` replaces the config's own unless it is ``auto``.
     Raises ``ModelError`` naming the file, ``ParameterError`` for an unknown dtype.
     """
-    import torch
-
     from qiao.models import describe
 
     shape = describe(_read_config(model))
     if dtype == "auto":
         return shape
     name = {"half": "float16", "float": "float32"}.get(dtype, dtype).removeprefix("torch.")
-    if not isinstance(getattr(torch, name, None), torch.dtype):
+    if name not in ("float32", "bfloat16", "float16"):
         raise ParameterError("--dtype", f"must be auto, float32, bfloat16 or float16, got {dtype!r}")
     return replace(shape, dtype=name)
 

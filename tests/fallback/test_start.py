@@ -1,0 +1,129 @@
+"""The start-up probe: what a chip turns out not to have is replaced before the first request, and said once (B097)."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+import torch
+from qiao.contract import CATALOG
+from qiao.errors import PlanRefusedError, PluginError
+from qiao.registry import FallbackCounters, Policy, confirm, enforce, make_plan
+from qiao.registry.backend import make_backend
+from qiao.registry.manager import LoadedPlugin
+from qiao.registry.placement import Kind
+from qiao_conformance import sim
+
+from tests.support.fallback import BLOCK, Crossing, expected, host_backend, plan_for, serve, shape, sim_backend
+
+USED = [
+    op.name
+    for op in CATALOG.values()
+    if op.family != "device" and op.name not in ("gelu_mul", "swap_blocks")  # which a Llama never calls
+]
+
+
+def lacking(name, error=NotImplementedError):
+    """The simulated device with a hook that is there but raises, as on a chip that lacks the operator."""
+
+    def hook(*args):
+        raise error(f"{name} is not supported on this chip")
+
+    backend = sim_backend()
+    return make_backend(LoadedPlugin("sim", {**backend.hooks, name: hook}), backend.device, backend.host)
+
+
+def test_a_device_that_keeps_its_word_keeps_its_plan():
+    backend = sim_backend()
+    plan, counters = plan_for(backend), FallbackCounters()
+    confirmed, table = confirm(plan, backend, counters)
+    assert confirmed is plan
+    assert serve(table).tokens == expected()
+    assert counters.snapshot() == []
+
+
+@pytest.mark.parametrize("hook", USED)
+def test_each_operator_that_the_chip_lacks_is_replaced_at_start(hook, caplog):
+    backend = lacking(hook)
+    counters = FallbackCounters()
+    plan, table = confirm(plan_for(backend), backend, counters)
+    reason = f"probe raised NotImplementedError: {hook} is not supported on this chip"
+    assert plan.placement(hook, "dense" if CATALOG[hook].group == "W" else "").reason == reason
+    assert all(r.calls == 0 for r in counters.snapshot())  # the probe itself does not count
+    enforce(plan, Policy.parse("warn"))
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and reason in r.getMessage()]
+    assert len(said) == 1 and hook in said[0] and "sim:0" in said[0]
+    served = serve(table, counters)
+    assert served.errors == {} and served.tokens == expected()
+    assert served.crossings == [Crossing.priced(plan, c.step) for c in served.crossings]
+
+
+def test_all_operators_at_once():
+    backend = sim_backend()
+    broken = {name: lacking(name).hooks[name] for name in USED}
+    backend = make_backend(LoadedPlugin("sim", {**backend.hooks, **broken}), backend.device, backend.host)
+    plan, table = confirm(plan_for(backend), backend, FallbackCounters())
+    assert {p.group for p in plan.placements if p.kind is Kind.HOST} == {"KV", "W[dense]", "S"}
+    assert serve(table).tokens == expected()
+
+
+def test_deny_refuses_what_the_probe_found():
+    backend = lacking("attention")
+    policy = Policy.parse("deny")
+    plan = make_plan(shape(), backend, policy, block_size=BLOCK)
+    enforce(plan, policy)  # declared support alone is fine
+    confirmed, _ = confirm(plan, backend, FallbackCounters())
+    with pytest.raises(PlanRefusedError, match=re.escape("attention (probe raised NotImplementedError")):
+        enforce(confirmed, policy)
+
+
+def test_a_late_fault_is_found_by_waiting():
+    backend = sim_backend()
+    sim.fail("hook.silu_mul", late=True)
+    plan, _ = confirm(plan_for(backend), backend, FallbackCounters())
+    assert "launch failed (injected)" in plan.placement("silu_mul").reason
+
+
+def test_what_has_no_other_place_stops_the_start():
+    """The host's own operator raises: nothing is left to turn to."""
+    host = host_backend()
+
+    def attention(query, cache, metadata, scale, sliding_window, soft_cap):
+        raise RuntimeError("host bug")
+
+    broken = make_backend(LoadedPlugin("reference", {**host.hooks, "attention": attention}), host.device, None)
+    device = sim_backend(("attention",))
+    backend = make_backend(LoadedPlugin("sim", device.hooks), device.device, broken)
+    with pytest.raises(PluginError, match=r"cannot start on sim:0: attention of reference .*host bug"):
+        confirm(plan_for(backend), backend, FallbackCounters())
+
+
+def test_the_host_alone_fails_plainly():
+    host = host_backend()
+
+    def matmul(x, weight, bias):
+        raise RuntimeError("no instruction set for this")
+
+    broken = make_backend(LoadedPlugin("reference", {**host.hooks, "matmul": matmul}), host.device, None)
+    with pytest.raises(PluginError, match=r"matmul .*no instruction set"):
+        confirm(plan_for(broken), broken, FallbackCounters())
+
+
+def test_out_of_memory_is_not_taken_for_a_missing_operator():
+    backend = lacking("attention", torch.OutOfMemoryError)
+    with pytest.raises(torch.OutOfMemoryError):
+        confirm(plan_for(backend), backend, FallbackCounters())
+
+
+@pytest.mark.parametrize("chip", ["nobf16", "hnd", "nowindow", "nosample", "bare"])
+def test_every_simulated_chip(chip):
+    """Chips that differ in dtypes, layouts, schemes and hooks all serve the same tokens."""
+    from qiao_conformance.sim.chips import CHIPS
+
+    backend = sim_backend(CHIPS[chip].missing, chip=chip)
+    counters = FallbackCounters()
+    plan, table = confirm(plan_for(backend), backend, counters)
+    served = serve(table, counters)
+    assert served.tokens == expected()
+    assert served.crossings == [Crossing.priced(plan, c.step) for c in served.crossings]
