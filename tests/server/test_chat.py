@@ -20,7 +20,13 @@ def ask(rand: RunningServer, **body: Any) -> dict[str, Any]:
 
 def test_streamed_usage_covers_all_choices(rand: RunningServer) -> None:
     """B013."""
-    asked: dict[str, Any] = {"model": "M", "messages": USER, "n": 3, "max_tokens": 5, "extra_body": {"ignore_eos": True}}
+    asked: dict[str, Any] = {
+        "model": "M",
+        "messages": USER,
+        "n": 3,
+        "max_tokens": 5,
+        "extra_body": {"ignore_eos": True},
+    }
     client = rand.openai()
     chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     final = chunks[-1]
@@ -38,7 +44,13 @@ def test_continuous_usage_only_grows(rand: RunningServer) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"model": "M", "messages": USER, "n": 2, "max_tokens": 5, "ignore_eos": True, "stream": True}
     stream = rand.openai().chat.completions.create(
-        model="M", messages=USER, n=2, max_tokens=5, stream=True, stream_options=options, extra_body={"ignore_eos": True}
+        model="M",
+        messages=USER,
+        n=2,
+        max_tokens=5,
+        stream=True,
+        stream_options=options,
+        extra_body={"ignore_eos": True},
     )
     counts = [chunk.usage.completion_tokens for chunk in stream if chunk.usage]
     assert counts == sorted(counts)

@@ -37,7 +37,9 @@ def test_scoring_a_prompt_without_new_tokens(rand: RunningServer, reference: Any
     with torch.no_grad():
         expected = reference(torch.tensor([ids])).logits.log_softmax(-1)[0]
     for place in range(1, len(ids)):
-        assert choice["logprobs"]["token_logprobs"][place] == pytest.approx(float(expected[place - 1, ids[place]]), abs=1e-3)
+        assert choice["logprobs"]["token_logprobs"][place] == pytest.approx(
+            float(expected[place - 1, ids[place]]), abs=1e-3
+        )
         tops = choice["logprobs"]["top_logprobs"][place]
         assert max(tops.values()) == pytest.approx(float(expected[place - 1].max()), abs=1e-3)
         assert choice["logprobs"]["tokens"][place] in tops
@@ -53,7 +55,19 @@ def test_greedy_tokens_equal_transformers(rand: RunningServer, reference: Any) -
 
 
 OPTIONAL = (
-    *("max_tokens", "n", "stop", "seed", "logprobs", "suffix", "stream", "stream_options", "logit_bias", "user", "top_p"),
+    *(
+        "max_tokens",
+        "n",
+        "stop",
+        "seed",
+        "logprobs",
+        "suffix",
+        "stream",
+        "stream_options",
+        "logit_bias",
+        "user",
+        "top_p",
+    ),
     *("temperature", "best_of", "echo", "presence_penalty", "frequency_penalty", "top_k", "min_p", "response_format"),
     *("stop_token_ids", "priority", "cache_salt", "request_id", "allowed_token_ids", "guided_json", "model"),
 )

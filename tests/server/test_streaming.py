@@ -32,7 +32,12 @@ def plain(server: RunningServer, table: str, **body: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("stop", "text", "reason"),
-    [(["DEFGHIJ"], "", "stop"), (["DEFZ"], "DEFGHIJk", "stop"), (["GHI"], "DEF", "stop"), (["Jkz"], "DEFGHIJk", "stop")],
+    [
+        (["DEFGHIJ"], "", "stop"),
+        (["DEFZ"], "DEFGHIJk", "stop"),
+        (["GHI"], "DEF", "stop"),
+        (["Jkz"], "DEFGHIJk", "stop"),
+    ],
 )
 def test_stop_strings_never_show(chained: RunningServer, stop: list[str], text: str, reason: str) -> None:
     """B019."""
@@ -75,7 +80,9 @@ def test_characters_over_several_tokens(chained: RunningServer) -> None:
 
 def test_a_leading_space_stays(chained: RunningServer) -> None:
     """B027."""
-    assert "".join(pieces(chained, "space", max_tokens=8)) == plain(chained, "space", max_tokens=8)["text"] == " leading"
+    assert (
+        "".join(pieces(chained, "space", max_tokens=8)) == plain(chained, "space", max_tokens=8)["text"] == " leading"
+    )
 
 
 def test_text_without_spaces_flows(chained: RunningServer) -> None:
@@ -159,9 +166,11 @@ def test_a_failure_in_mid_stream_is_an_event(chained: RunningServer) -> None:
 
 
 def test_a_full_queue_is_503_with_retry_after(chained: RunningServer) -> None:
-    before = chained.metric("vllm:admission_rejections_total") if "admission_rejections_total{" in chained.http().get(
-        "/metrics"
-    ).text else 0.0
+    before = (
+        chained.metric("vllm:admission_rejections_total")
+        if "admission_rejections_total{" in chained.http().get("/metrics").text
+        else 0.0
+    )
     answer = chained.http().post("/v1/completions", json={"prompt": [FULL], "stream": True})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "3"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -19,11 +20,26 @@ from qiao.server.streaming import CLIENT_GONE, ClientGoneError
 DESCRIPTION = "OpenAI's API and vLLM's extras. Errors have OpenAI's shape on every route."
 
 
+class _Application(FastAPI):
+    """FastAPI whose document does not claim status 422: wrong bodies get 400, as at OpenAI."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            document = super().openapi()
+            for path in document["paths"].values():
+                for operation in path.values():
+                    operation["responses"].pop("422", None)
+            for name in ("HTTPValidationError", "ValidationError"):
+                document["components"]["schemas"].pop(name, None)
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
+
 def create_app(state: ServerState) -> FastAPI:
     """The application over ``state``."""
     args = state.server_args
     documented = not args.disable_fastapi_docs
-    app = FastAPI(
+    app = _Application(
         title="Qiao",
         version=version("qiao"),
         description=DESCRIPTION,

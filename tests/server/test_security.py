@@ -1,0 +1,231 @@
+"""Keys, CORS and limits on an application in this process; its engine never starts."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from qiao.config import EngineArgs
+from qiao.engine.request import EngineInfo
+from qiao.frontend import Frontend
+from qiao.loading import load_tokenizer
+from qiao.server.app import create_app
+from qiao.server.args import ServerArgs
+from qiao.server.lifecycle import make_state
+from qiao.server.middleware import PUBLIC_PATHS
+from qiao.transport import EngineClient, EngineState
+from tests.support.tokenizers import byte_tokenizer
+
+KEY = "SECRET"
+AUTH = {"Authorization": f"Bearer {KEY}"}
+
+
+@functools.cache
+def tokenizer() -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return load_tokenizer(byte_tokenizer(folder))
+
+
+def app(**options: Any) -> FastAPI:
+    numbers = {"max_model_len": 512, "vocab_size": 320, "block_size": 16, "num_blocks": 64, "max_num_seqs": 8}
+    info = EngineInfo(device="cpu", dtype="float32", max_num_queued=8, **numbers)
+    args = EngineArgs(model="M")
+    client = EngineClient(args)
+    client._info, client.state = info, EngineState.READY
+    frontend = Frontend(tokenizer(), info, args, {}, [257])
+    return create_app(make_state(client, frontend, args, ServerArgs(**options), info))
+
+
+def call(made: FastAPI, *requests: Callable[[httpx.AsyncClient], Any]) -> list[httpx.Response]:
+    async def run() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app=made, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return [await request(client) for request in requests]
+
+    return asyncio.run(run())
+
+
+def test_every_route_needs_the_key_but_the_published_few() -> None:
+    """B106: walks the application's own route table."""
+    made = app(api_key=(KEY,))
+    seen = set()
+    routes = [(r.path, m) for r in flat(made.router.routes) for m in getattr(r, "methods", None) or ()]
+    assert len(routes) > 14
+    for path, method in routes:
+        url = path.replace("{model:path}", "x")
+        without, wrong, right = call(
+            made,
+            lambda c, m=method, u=url: c.request(m, u),
+            lambda c, m=method, u=url: c.request(m, u, headers={"Authorization": "Bearer WRONG"}),
+            lambda c, m=method, u=url: c.request(m, u, headers=AUTH),
+        )
+        if path in PUBLIC_PATHS:
+            assert without.status_code == 200
+            continue
+        seen.add(path)
+        assert without.status_code == wrong.status_code == 401, path
+        assert right.status_code != 401, path
+        if method != "HEAD":
+            assert without.json()["error"]["code"] == "invalid_api_key"
+            assert without.headers["www-authenticate"] == "Bearer"
+    assert {"/v1/completions", "/tokenize", "/detokenize", "/metrics", "/openapi.json", "/docs", "/load"} <= seen
+    assert PUBLIC_PATHS == {"/health", "/ping"}
+
+
+def flat(routes: list[Any]) -> list[Any]:
+    found = []
+    for route in routes:
+        inner = getattr(getattr(route, "original_router", None), "routes", None)
+        found += flat(inner) if inner else [route]
+    return found
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/invocations",
+        "//v1/completions",
+        "/V1/completions",
+        "/v1/completions/",
+        "/health/",
+        "//health",
+        "/health/../metrics",
+        "/%68ealth2",
+        "/",
+    ],
+)
+def test_odd_paths_are_closed(path: str) -> None:
+    (answer,) = call(app(api_key=(KEY,)), lambda c: c.post(path, json={"prompt": "a"}))
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "Bearer", "Bearer ", f"Bearer  {KEY}", f"Bearer {KEY} ", f"bearer{KEY}", f"Basic {KEY}", KEY, f"Bearer {KEY}x",
+     "Bearer SECRE", f"Bearer {KEY.lower()}", f"Bearer {KEY},{KEY}", "Bearer \xff"],
+)  # fmt: skip
+def test_odd_keys_are_refused(value: str) -> None:
+    raw = value.encode("latin-1")
+    if raw.endswith(b" "):  # the client library strips it, as servers do
+        return
+    (answer,) = call(app(api_key=(KEY,)), lambda c: c.get("/v1/models", headers=[(b"Authorization", raw)]))
+    assert answer.status_code == 401
+
+
+def test_good_keys() -> None:
+    made = app(api_key=("other", KEY))
+    scheme = {"Authorization": f"bearer {KEY}"}
+    twice = [("Authorization", f"Bearer {KEY}"), ("Authorization", "Bearer other")]
+    answers = call(
+        made,
+        lambda c: c.get("/v1/models", headers=AUTH),
+        lambda c: c.get("/v1/models", headers=scheme),
+        lambda c: c.get("/v1/models", headers={"Authorization": "Bearer other"}),
+        lambda c: c.get("/v1/models", headers=twice),
+    )
+    assert [a.status_code for a in answers] == [200, 200, 200, 401]
+    assert [a.status_code for a in call(app(), lambda c: c.get("/v1/models"))] == [200]
+
+
+def preflight(origin: str) -> Callable[[httpx.AsyncClient], Any]:
+    headers = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type",
+    }
+    return lambda c: c.options("/v1/chat/completions", headers=headers)
+
+
+def test_cors() -> None:
+    """B107."""
+    made = app(api_key=(KEY,), allowed_origins=("https://app.example",))
+    good, evil, refused, real = call(
+        made,
+        preflight("https://app.example"),
+        preflight("https://evil.example"),
+        lambda c: c.get("/v1/models", headers={"Origin": "https://app.example"}),
+        lambda c: c.get("/v1/models", headers={"Origin": "https://app.example", **AUTH}),
+    )
+    assert good.status_code in (200, 204)
+    assert good.headers["access-control-allow-origin"] == "https://app.example"
+    assert "authorization" in good.headers["access-control-allow-headers"].lower()
+    assert "access-control-allow-origin" not in evil.headers
+    assert refused.status_code == 401
+    assert real.status_code == 200
+    assert real.headers["access-control-allow-origin"] == "https://app.example"
+    any_origin = app(allowed_origins=("*",))
+    (answer,) = call(any_origin, preflight("https://x.example"))
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-credentials" not in answer.headers
+    (closed,) = call(app(), preflight("https://x.example"))
+    assert "access-control-allow-origin" not in closed.headers
+
+
+def test_health_follows_engine_and_drain() -> None:
+    made = app()
+    state = made.state.qiao
+    for path in ("/health", "/ping"):
+        assert call(made, lambda c, p=path: c.get(p))[0].status_code == 200
+    state.client.state = EngineState.STARTING
+    (starting,) = call(made, lambda c: c.get("/health"))
+    assert starting.status_code == 503
+    assert "starting" in starting.json()["error"]["message"]
+    (no_engine,) = call(made, lambda c: c.post("/v1/completions", json={"prompt": "a"}))
+    assert no_engine.status_code == 503
+    assert no_engine.json()["error"]["code"] == "engine_unavailable"
+    state.client.state, state.draining = EngineState.READY, True
+    for request in (
+        lambda c: c.get("/health"),
+        lambda c: c.post("/v1/completions", json={"prompt": "a"}),
+        lambda c: c.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        (answer,) = call(made, request)
+        assert answer.status_code == 503
+        assert "shutting down" in answer.json()["error"]["message"]
+
+
+def test_bugs_are_500_without_details() -> None:
+    made = app()
+
+    def broken() -> str:
+        raise RuntimeError("secret detail")
+
+    made.router.routes.append(APIRoute("/broken", broken, methods=["GET"]))
+    (answer,) = call(made, lambda c: c.get("/broken"))
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert answer.json()["error"]["type"] == "server_error"
+
+
+def test_documents_can_be_turned_off() -> None:
+    made = app(disable_fastapi_docs=True)
+    assert [a.status_code for a in call(made, lambda c: c.get("/docs"), lambda c: c.get("/openapi.json"))] == [404, 404]
+
+
+def test_the_openapi_document_declares_errors_and_models() -> None:
+    (answer,) = call(app(), lambda c: c.get("/openapi.json"))
+    paths = answer.json()["paths"]
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        assert {"200", "400", "401", "404", "413", "500", "503"} <= set(paths[path]["post"]["responses"])
+        assert "422" not in paths[path]["post"]["responses"], path
+
+
+def test_http_metrics_use_route_templates() -> None:
+    made = app()
+    page = call(
+        made,
+        lambda c: c.get("/v1/models/M"),
+        lambda c: c.get("/random/path/1"),
+        lambda c: c.get("/random/path/2"),
+        lambda c: c.get("/metrics"),
+    )[-1].text
+    assert 'http_requests_total{handler="/v1/models/{model:path}",method="GET",status="200"} 1.0' in page
+    assert 'http_requests_total{handler="other",method="GET",status="404"} 2.0' in page
