@@ -60,10 +60,14 @@ def naive(row, temperature, top_k, top_p, min_p, uniform):
 def acceptable(row, temperature, top_k, top_p, min_p, uniform):
     """The right token; its neighbours too where a threshold is nearer than float32 can tell."""
     near = 1e-5
+    cuts = {top_p - near, top_p, min(top_p + near, 1.0)} if top_p < 1 else {1.0}
+    shares = {min(min_p * (1 + m), 1.0) for m in (-near, 0, near)}
     return {
-        naive(row, temperature, top_k, p, min(min_p * (1 + m), 1.0), uniform + u)
-        for p in ({top_p - near, top_p, min(top_p + near, 1.0)} if top_p < 1 else {1.0}) for m in (-near, 0, near) for u in (-near, 0, near)
-    }  # fmt: skip
+        naive(row, temperature, top_k, cut, share, uniform + u)
+        for cut in cuts
+        for share in shares
+        for u in (-near, 0, near)
+    }
 
 
 ROW = st.tuples(

@@ -83,15 +83,15 @@ def _make_plan(metadata: AttentionMetadata, block_size: int) -> Plan:
 
 
 def _gather(part: torch.Tensor, cache: KVCache, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The vectors at ``slots`` [b, L] as [b, K, L, D], contiguous, whatever the layout."""
-    heads = part.shape[2] if cache.layout == "NHD" else part.shape[1]
-    slots, head = slots[:, None, :], torch.arange(heads)[None, :, None]
+    """The vectors at ``slots`` [b, L] as [b, K, L, D] with D contiguous, whatever the layout."""
     if cache.layout == "NHD":
-        rows = slots * heads + head
-    else:
-        rows = (slots // cache.block_size * heads + head) * cache.block_size + slots % cache.block_size
-    picked = part.view(-1, part.shape[-1]).index_select(0, rows.flatten())
-    return picked.to(dtype).view(*rows.shape, part.shape[-1])
+        rows = part.view(-1, part.shape[2] * part.shape[3]).index_select(0, slots.flatten())
+        return rows.to(dtype).view(*slots.shape, *part.shape[2:]).transpose(1, 2)
+    heads, slots = part.shape[1], slots[:, None, :]
+    head = torch.arange(heads)[None, :, None]
+    index = (slots // cache.block_size * heads + head) * cache.block_size + slots % cache.block_size
+    rows = part.view(-1, part.shape[3]).index_select(0, index.flatten())
+    return rows.to(dtype).view(*index.shape, part.shape[3])
 
 
 def _softmax_product(
@@ -109,15 +109,21 @@ def _decode(
     query: torch.Tensor, cache: KVCache, group: _Decodes, scale: float, sliding_window: int, soft_cap: float
 ) -> torch.Tensor:
     rows, (_, heads, size) = len(group.rows), query.shape
-    key = _gather(cache.key, cache, group.slots, torch.float32)
-    value = _gather(cache.value, cache, group.slots, torch.float32)
+    dtype = torch.float32 if soft_cap > 0 else query.dtype
+    key, value = (_gather(part, cache, group.slots, dtype) for part in (cache.key, cache.value))
     position, lens = torch.arange(key.shape[2])[None, :], group.lens[:, None]
     visible = position < lens
     if sliding_window > 0:
         visible &= position >= lens - sliding_window
+    visible = visible[:, None, None, :]
+    # the query heads that share a key head stand as the rows of one product
     packed = query[group.rows].view(rows, key.shape[1], heads // key.shape[1], size)
-    out = _softmax_product(packed, key, value, visible[:, None, None, :], scale, soft_cap)
-    return out.view(rows, heads, size)
+    if soft_cap > 0:
+        # matmul chooses its kernel by strides too, and those of a batch of one differ
+        out = _softmax_product(packed, key.contiguous(), value.contiguous(), visible, scale, soft_cap)
+    else:
+        out = functional.scaled_dot_product_attention(packed, key, value, attn_mask=visible, scale=scale)
+    return out.reshape(rows, heads, size)
 
 
 def _prefill(
