@@ -174,3 +174,18 @@ def test_every_architecture_has_a_module():
     for name in architectures():
         assert callable(import_module(f"qiao.models.{_FAMILIES[name]}").spec)
     assert set(_MODEL_TYPES.values()) <= set(architectures())
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_absent_fields_take_the_defaults_of_transformers(name):
+    """A terse file, as published before transformers 5, means the same model as the config with every default."""
+    from importlib import import_module
+
+    from qiao.models import _FAMILIES, _MODEL_TYPES
+    from qiao.models.settings import settings_of
+
+    config = config_of(name)
+    architecture = _MODEL_TYPES[config.model_type]
+    read = import_module(f"qiao.models.{_FAMILIES[architecture]}").spec
+    terse = settings_of({**BASE, **FAMILIES[name][1]})
+    assert read(terse, architecture) == read(settings_of(config), architecture)
