@@ -107,7 +107,7 @@ class Plan:
         return StepPrice(
             rows,
             inputs_price(self.shape, step, device=away, kv=away and not self.moved("KV"), sample=self._samples_away),
-            outputs_price(self.shape, step, sample=self._samples_away),
+            outputs_price(self.shape, step, device=away, sample=self._samples_away),
         )
 
     @property
