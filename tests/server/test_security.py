@@ -12,11 +12,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from transformers import AutoTokenizer
 
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo
 from qiao.frontend import Frontend
-from qiao.loading import load_tokenizer
 from qiao.server.app import create_app
 from qiao.server.args import ServerArgs
 from qiao.server.lifecycle import make_state
@@ -31,7 +31,7 @@ AUTH = {"Authorization": f"Bearer {KEY}"}
 @functools.cache
 def tokenizer() -> Any:
     with tempfile.TemporaryDirectory() as folder:
-        return load_tokenizer(byte_tokenizer(folder))
+        return AutoTokenizer.from_pretrained(byte_tokenizer(folder))
 
 
 def app(**options: Any) -> FastAPI:
