@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _DTYPE_NAMES = {"half": "float16", "float": "float32"}
 HOST = "cpu"
-HOST_SHARE = 0.5
+HOST_SHARE = 0.25
 DEVICE_SHARE = 0.9
 
 

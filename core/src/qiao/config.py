@@ -19,7 +19,7 @@ class EngineArgs:
     ``device`` is ``auto``, a plugin's name (``sim``), with an index (``sim:1``), or a torch device string.
     ``fallback`` is ``allow``, ``warn`` or ``deny``, or ``operator=policy`` items after it (``"warn,attention=deny"``).
     ``gpu_memory_utilization`` is the share of a device's memory that weights and cache may take; None means 0.9, and
-    0.5 of what is free where the cache lies on the host, whose memory others share. ``fallback_budget`` is in bytes a
+    0.25 of what is free where the cache lies on the host, whose memory others share. ``fallback_budget`` is in bytes a
     step. ``drop`` leaves hooks of the plugin unused, to try what a gap costs. Sizes are in bytes, times in seconds.
     Raises ``ParameterError`` naming the field.
     """

@@ -26,7 +26,7 @@ MEANING: Mapping[str, str] = {
     "fallback_budget": "Most bytes a step that fallback may move, for example 64MiB.",
     "drop": "Hooks of the plugin to leave unused, to see what a gap costs.",
     "block_size": "Tokens in a block of the KV cache.",
-    "gpu_memory_utilization": "Share of memory for weights and cache: 0.9; 0.5 of what is free if on the CPU.",
+    "gpu_memory_utilization": "Share of memory for weights and cache: 0.9; 0.25 of what is free if on the CPU.",
     "kv_cache_memory_bytes": "Size of the KV cache, instead of what memory is left.",
     "num_gpu_blocks_override": "Number of blocks in the KV cache, instead of what memory is left.",
     "enable_prefix_caching": "Reuse the cache of prompts that start alike.",
