@@ -127,6 +127,13 @@ def test_option_runs_the_kit_and_prints_what_it_tested(pytester):
     assert outcomes.get("failed", 0) == 0 and outcomes["passed"] >= 7
 
 
+def test_a_looser_tolerance_is_printed_even_in_quiet_runs(pytester, monkeypatch):
+    monkeypatch.setenv("QIAO_SIM_CHIP", "loose")
+    result = pytester.runpytest_subprocess("--qiao-device", "sim", "-q", "-k", "silu_mul and not test_case")
+    result.stdout.fnmatch_lines(["looser by the plugin's wish: matmul float16 atol 0.01 rtol 0.01"])
+    assert result.ret == 0
+
+
 def test_unknown_plugin_is_a_usage_error(pytester):
     result = pytester.runpytest_subprocess("--qiao-device", "warp")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -26,14 +26,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Says what is tested and which tolerances the plugin asks to loosen."""
-    asked = config.getoption(_OPTION)
-    if not asked:
+    """Says what is tested."""
+    if not config.getoption(_OPTION):
         return []
     from qiao_conformance.kit import target_of
 
-    target = target_of(config)
-    lines = [f"qiao device: {target.device.name} ({target.device.torch_device}), {target.device.evidence}"]
-    for (hook, dtype), declared in sorted(target.capabilities.tolerances.items()):
-        lines.append(f"qiao tolerance declared by the plugin: {hook} {dtype} atol {declared.atol} rtol {declared.rtol}")
-    return lines
+    device = target_of(config).device
+    return [f"qiao device: {device.name} ({device.torch_device}), {device.evidence}"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Says, in quiet runs as well, which tolerances the plugin asked to loosen."""
+    if not config.getoption(_OPTION):
+        return
+    from qiao_conformance.kit import target_of
+
+    for (hook, dtype), loose in sorted(target_of(config).capabilities.tolerances.items()):
+        terminalreporter.write_line(f"looser by the plugin's wish: {hook} {dtype} atol {loose.atol} rtol {loose.rtol}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
-from qiao.contract import Capabilities
+from qiao.contract import Capabilities, Tolerance
 
 _ALL = ("float32", "bfloat16", "float16")
 _SCHEMES = ("dense", "w8a16", "w8a8", "w4a16", "fp8")
@@ -44,6 +44,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
         "hnd": Chip(_full(kv_layouts=("HND",), block_sizes=(128,))),
         "dense": Chip(_full(schemes=("dense",))),
         "nowindow": Chip(_full(sliding_window=False, soft_cap=False)),
+        "loose": Chip(_full(tolerances={("matmul", "float16"): Tolerance(1e-2, 1e-2)})),
         "nosample": Chip(_full(), ("sample",)),
         "bare": Chip(_full(schemes=("dense",)), ("sample", "attention", "decode_attention", "matmul", "pack_weight")),
     }
