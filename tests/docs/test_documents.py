@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import qiao_reference
+from qiao.cli.main import main
 from qiao.contract import CATALOG
+from qiao.models import describe
+from qiao.registry import Policy, backend_of, make_plan
 from qiao.server.flags import flags as server_flags
 from qiao.server.flagtable import ALIASES, FIXED, IGNORED, SHORT
 from qiao.server.flagtext import MEANING
@@ -150,6 +156,30 @@ def test_metrics_named_in_prose_exist() -> None:
 
 def test_every_flag_is_explained() -> None:
     assert set(MEANING) == set(server_flags()) - {"model"}
+
+
+def test_prices_in_the_concepts_are_the_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/concepts.md").read_text(encoding="utf-8")
+    claims = re.findall(r"^qiao (plan .*?) +# ([\d.]+) ([MG])B to the host a step$", page, re.MULTILINE)
+    assert len(claims) == 2
+    for command, amount, unit in claims:
+        words = [str(ROOT / w) if w.startswith("examples/") else w for w in command.split()]
+        with pytest.raises(SystemExit):
+            main([*words, "--json"])
+        plan = json.loads(capsys.readouterr().out)
+        said = plan["total"]["bytes_to_host"] / {"M": 1e6, "G": 1e9}[unit]
+        assert round(said, 1) == float(amount)
+
+
+def test_the_plugin_of_the_guide_is_valid_and_plans_as_the_guide_says() -> None:
+    code = max(blocks(ROOT / "docs/plugin-guide.md", "python"), key=len)
+    plugin = ModuleType("qiao_acme")
+    exec(compile(code, "docs/plugin-guide.md", "exec"), plugin.__dict__)
+    shape = describe(json.loads((ROOT / "examples/configs/llama-3-8b.json").read_text()))
+    host = backend_of(qiao_reference, "reference")
+    plan = make_plan(shape, backend_of(plugin, "acme", host=host), Policy.parse("allow", None))
+    assert {row.group.split("[")[0] for row in plan.fallback_rows} == {"KV", "W", "S"}
+    assert plan.placement("rms_norm").place == "acme"
 
 
 def test_examples_compile() -> None:
