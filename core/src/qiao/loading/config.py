@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from qiao.errors import ModelError
 from qiao.loading.sources import ModelFiles
@@ -49,11 +50,10 @@ def build_config(raw: Mapping[str, Any], code_folder: Path | None = None) -> Pre
     if not isinstance(model_type, str) or not model_type:
         raise ModelError('config.json has no model_type. Add it, for example "model_type": "llama".')
     if code_folder is not None and "AutoConfig" in raw.get("auto_map", {}):
-        kept = {k: v for k, v in raw.items() if k not in ("auto_map", "architectures", "model_type")}
-        own: PretrainedConfig = AutoConfig.from_pretrained(
-            code_folder, trust_remote_code=True, local_files_only=True, **kept
-        )
-        return own
+        reference = raw["auto_map"]["AutoConfig"]
+        made = get_class_from_dynamic_module(reference, code_folder, local_files_only=True).from_dict(dict(raw))
+        assert isinstance(made, PretrainedConfig)
+        return made
     if model_type in CONFIG_MAPPING:
         made = CONFIG_MAPPING[model_type].from_dict(dict(raw))
         assert isinstance(made, PretrainedConfig)

@@ -13,7 +13,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 
 from qiao.errors import ModelError
-from qiao.loading.gguf_config import check_architecture, gguf_config, gguf_generation_config
+from qiao.loading.gguf_config import check_architecture, gguf_config, gguf_generation_config, uniform
 from qiao.loading.gguf_file import GGUFModel, GGUFTensor, open_gguf, raw_bytes
 
 __all__ = ["count_gguf", "gguf_config", "gguf_generation_config", "hf_name", "iter_gguf", "open_gguf", "read_tensor"]
@@ -135,12 +135,16 @@ def _restore(model: GGUFModel, name: str, values: torch.Tensor) -> torch.Tensor:
     if model.architecture.startswith("gemma") and name.endswith("norm.weight"):
         return values - 1
     if model.architecture == "llama" and ".attn_q." in name:
-        return _unpermute(values, int(model.hparam("attention.head_count")))
+        return _unpermute(model, name, values, "attention.head_count")
     if model.architecture == "llama" and ".attn_k." in name:
-        return _unpermute(values, int(model.hparam("attention.head_count_kv", model.hparam("attention.head_count"))))
+        kv = model.hparam("attention.head_count_kv") is not None
+        return _unpermute(model, name, values, "attention.head_count_kv" if kv else "attention.head_count")
     return values
 
 
-def _unpermute(values: torch.Tensor, heads: int) -> torch.Tensor:
+def _unpermute(model: GGUFModel, name: str, values: torch.Tensor, key: str) -> torch.Tensor:
     """Rows from pairs side by side (ggml's rope) back to halves (Hugging Face's): undoes the converter's permute."""
+    heads = uniform(model, key)
+    if values.shape[0] % (2 * heads):
+        raise ModelError(f"{model.path}: damaged: {name} has {values.shape[0]} rows, which do not make {heads} heads.")
     return values.reshape(heads, values.shape[0] // heads // 2, 2, -1).transpose(1, 2).reshape(values.shape)

@@ -81,14 +81,14 @@ def gguf_generation_config(path: Path) -> dict[str, Any]:
 
 
 def _common(model: GGUFModel) -> dict[str, Any]:
-    heads = _uniform(model, "attention.head_count")
-    embedding = _need(model, "embedding_length")
+    heads = uniform(model, "attention.head_count")
+    embedding = _count(model, "embedding_length", _need(model, "embedding_length"))
     config: dict[str, Any] = {
         "hidden_size": embedding,
         "num_hidden_layers": _need(model, "block_count"),
-        "intermediate_size": _uniform(model, "feed_forward_length"),
+        "intermediate_size": uniform(model, "feed_forward_length"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _uniform(model, "attention.head_count_kv", heads),
+        "num_key_value_heads": uniform(model, "attention.head_count_kv", heads),
         "head_dim": model.hparam("attention.key_length", embedding // heads),
         "max_position_embeddings": _need(model, "context_length"),
         "rms_norm_eps": _short(_need(model, "attention.layer_norm_rms_epsilon")),
@@ -239,7 +239,7 @@ def _need(model: GGUFModel, key: str) -> Any:
     return value
 
 
-def _uniform(model: GGUFModel, key: str, default: int | None = None) -> int:
+def uniform(model: GGUFModel, key: str, default: int | None = None) -> int:
     """A number that some converters write per layer. Raises ``ModelError`` when layers differ."""
     value = model.hparam(key, default) if default is not None else _need(model, key)
     if isinstance(value, list):
@@ -248,7 +248,13 @@ def _uniform(model: GGUFModel, key: str, default: int | None = None) -> int:
                 f"{model.path}: {model.architecture}.{key} differs from layer to layer, which is not read."
             )
         value = value[0]
-    return int(value)
+    return _count(model, key, value)
+
+
+def _count(model: GGUFModel, key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(f"{model.path}: damaged: {model.architecture}.{key} is {value!r}. Fetch it again.")
+    return value
 
 
 def _short(value: float) -> float:

@@ -125,7 +125,8 @@ def _plan(files: dict[Path, list[str] | None]) -> dict[Path, list[str]]:
         for name in plan[file]:
             if name in seen:
                 raise ModelError(
-                    f"{name}: is in both {seen[name].name} and {file.name} of {file.parent}. Remove the file that does not belong."
+                    f"{name}: is in both {seen[name].name} and {file.name} of {file.parent}. "
+                    "Remove the file that does not belong."
                 )
             seen[name] = file
     return plan

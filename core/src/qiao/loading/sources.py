@@ -13,6 +13,9 @@ from qiao.errors import ModelError
 PYPI_PREFIX = "pypi:"
 MODELSCOPE_PREFIX = "modelscope:"
 _MODELSCOPE_SWITCHES = ("QIAO_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE")
+_OWN_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
+"""A folder with one of these is itself a model's, or a tokenizer's alone."""
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(:[\w.-]+)?\Z")
 _HUB_FILE = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+/[\w./-]+\.gguf\Z")
 
@@ -62,7 +65,7 @@ def inspect_local(path: Path, name: str) -> ModelFiles:
         if path.suffix != ".gguf":
             raise ModelError(f"{name}: a model is a folder or a .gguf file. Give the folder that holds {path.name}.")
         return ModelFiles(name, path.parent, path)
-    if (path / "config.json").is_file():
+    if any((path / own).is_file() for own in _OWN_FILES):
         return ModelFiles(name, path)
     configs = sorted(file.parent for file in path.glob("*/**/config.json"))
     ggufs = first_parts(path.rglob("*.gguf"))
