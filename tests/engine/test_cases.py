@@ -82,6 +82,7 @@ def test_b035_a_decode_gives_way_to_a_prompt_in_the_step_that_had_it(
         results.add(outputs)
         engine.check_integrity()
     assert "low" not in {o.request_id for o in outputs}
+    assert not any(o.error for o in outputs)
     assert engine.stats().last_step_tokens == tokens
     while engine.has_work():
         results.add(engine.step())

@@ -58,6 +58,7 @@ def build_batch(step: Step, table: RowTable, block_size: int) -> Batch:
     """Gather the batch of ``step``; sequence i is row i of every [B] array."""
     seqs = step.seqs
     rows = table.of(seqs, len(seqs))
+    assert rows.min() >= 0, "a sequence without a row would write into another's blocks"
     counts = np.array(step.counts, np.int64)
     start = table.computed[rows]
     ends = start + counts

@@ -54,7 +54,9 @@ def check_scheduler(scheduler: Scheduler) -> None:
         if not seq.request.forked:
             taken += [s.row for s in seq.request.sequences[1:] if s.status is Status.FOLLOWING]
     for seq in scheduler.waiting.items:
-        _require(seq.row < 0 and not seq.blocks, f"sequence {seq.request.id}/{seq.index} waits with blocks")
+        name = f"sequence {seq.request.id}/{seq.index}"
+        _require(seq.row < 0 and not seq.blocks, f"{name} waits with blocks")
+        _require(seq.num_computed == 0, f"{name} waits with computed tokens")
     actual = {b: n for b, n in enumerate(blocks.references) if n}
     _require(actual == dict(expected), f"references {actual} are not those of the running sequences {dict(expected)}")
     _require(len(set(taken)) == len(taken) and min(taken, default=0) >= 0, f"rows given twice: {taken}")

@@ -1,4 +1,4 @@
-"""Which tokens each penalised row has seen, kept as arrays that grow with the output."""
+"""Which tokens each penalised row has seen."""
 
 from __future__ import annotations
 
@@ -10,44 +10,49 @@ from qiao.engine.rows import Int64
 from qiao.engine.sequence import Sequence
 
 
-class _IdMatrix:
-    """Token ids [R, grown] int64 by row, padded with ``padding``."""
+class _IdRows:
+    """Token ids by row, each in a buffer of its own that doubles when full."""
 
-    def __init__(self, num_rows: int, padding: int) -> None:
+    def __init__(self, padding: int) -> None:
         self._padding = padding
-        self.ids: Int64 = np.full((num_rows, 0), padding, np.int64)
-        self.lengths: Int64 = np.zeros(num_rows, np.int64)
-
-    def _reserve(self, width: int) -> None:
-        have = self.ids.shape[1]
-        if width > have:
-            grown = np.full((self.ids.shape[0], max(width, 2 * have, 64)), self._padding, np.int64)
-            grown[:, :have] = self.ids
-            self.ids = grown
+        self._buffers: dict[int, Int64] = {}
+        self._lengths: dict[int, int] = {}
 
     def set(self, row: int, ids: list[int]) -> None:
         """Replace a row."""
-        self._reserve(len(ids))
-        self.ids[row] = self._padding
-        self.ids[row, : len(ids)] = ids
-        self.lengths[row] = len(ids)
+        buffer = np.empty(len(ids) + 32, np.int64)
+        buffer[: len(ids)] = ids
+        self._buffers[row], self._lengths[row] = buffer, len(ids)
+
+    def drop(self, row: int) -> None:
+        """Free a row's memory."""
+        self._buffers.pop(row, None)
+        self._lengths.pop(row, None)
 
     def append(self, rows: Int64, ids: Int64) -> None:
         """One more id to each of ``rows``."""
-        self._reserve(int(self.lengths[rows].max()) + 1)
-        self.ids[rows, self.lengths[rows]] = ids
-        self.lengths[rows] += 1
+        for row, token in zip(rows.tolist(), ids.tolist(), strict=True):
+            buffer, length = self._buffers[row], self._lengths[row]
+            if length == len(buffer):
+                buffer = self._buffers[row] = np.concatenate((buffer, np.empty_like(buffer)))
+            buffer[length] = token
+            self._lengths[row] = length + 1
 
     def gather(self, rows: Int64) -> Int64:
-        """The ids of ``rows``, as wide as the longest."""
-        return self.ids[rows, : int(self.lengths[rows].max())]
+        """The ids of ``rows``, padded to the longest."""
+        chosen = rows.tolist()
+        out = np.full((len(chosen), max(self._lengths[r] for r in chosen)), self._padding, np.int64)
+        for i, row in enumerate(chosen):
+            length = self._lengths[row]
+            out[i, :length] = self._buffers[row][:length]
+        return out
 
 
 class Penalties:
     """Settings and seen tokens of the rows that ask for penalties.
 
     Ids are kept once for each distinct prompt token (only "seen" matters there) and once for each output token (their
-    count matters). Memory is taken when the first such request comes.
+    count matters).
     """
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:
@@ -55,8 +60,8 @@ class Penalties:
         self._presence = np.zeros(num_rows, np.float32)
         self._frequency = np.zeros(num_rows, np.float32)
         self._repetition = np.ones(num_rows, np.float32)
-        self._prompt = _IdMatrix(num_rows, vocab_size)
-        self._output = _IdMatrix(num_rows, vocab_size)
+        self._prompt = _IdRows(vocab_size)
+        self._output = _IdRows(vocab_size)
 
     def join(self, seq: Sequence) -> None:
         """Take over the settings and tokens of ``seq`` at its row."""
@@ -64,6 +69,8 @@ class Penalties:
         wanted = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
         self.active[row] = wanted
         if not wanted:
+            self._prompt.drop(row)
+            self._output.drop(row)
             return
         self._presence[row] = params.presence_penalty
         self._frequency[row] = params.frequency_penalty
