@@ -114,7 +114,9 @@ class Event:
 class Module:
     """Becomes ``torch.sim``, with the names that torch and vendors' modules share."""
 
-    Stream, Event, OutOfMemoryError = Stream, Event, torch.OutOfMemoryError
+    Stream = Stream
+    Event = Event
+    OutOfMemoryError = torch.OutOfMemoryError
 
     def is_available(self) -> bool:
         """Whether there is a device."""
@@ -177,11 +179,11 @@ class Module:
 
     manual_seed = manual_seed_all
 
-    def current_stream(self, device: Any = None) -> Stream:
+    def current_stream(self, device: Any = None) -> object:
         """The only stream."""
         return Stream(device)
 
-    def stream(self, stream: Stream) -> Stream:
+    def stream(self, stream: Any) -> Any:
         """A context that does nothing."""
         return stream
 

@@ -6,7 +6,7 @@ passes through ``__torch_dispatch__`` here, where it is counted, checked and, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ class SimTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(
-        cls, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[Any, Any] | None = None
     ) -> Any:
         """Under inference_mode composite operators arrive whole; taken apart, the same work is seen in both modes."""
         kwargs = kwargs or {}

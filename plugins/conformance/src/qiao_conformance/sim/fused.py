@@ -21,9 +21,17 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One kernel, which keeps the sum in the residual's memory, as the contract allows."""
     index = kernels.launch("add_rms_norm", x, residual, weight)
-    normed, total = composites.add_rms_norm(*(kernels.raw(t) for t in (x, residual, weight)), eps)
+    normed, total = composites.add_rms_norm(kernels.raw(x), kernels.raw(residual), kernels.raw(weight), eps)
     kernels.raw(residual).copy_(total)
     return kernels.result("add_rms_norm", normed, index), residual
+
+
+def _turned(
+    query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return composites.rotary(
+        kernels.raw(query), kernels.raw(key), kernels.raw(cos), kernels.raw(sin), interleaved
+    )
 
 
 @hookimpl
@@ -32,7 +40,7 @@ def rotary(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One kernel, in place, as the contract allows."""
     kernels.launch("rotary", query, key, cos, sin)
-    turned = composites.rotary(*(kernels.raw(t) for t in (query, key, cos, sin)), interleaved)
+    turned = _turned(query, key, cos, sin, interleaved)
     for target, new in zip((query, key), turned, strict=True):
         kernels.raw(target).copy_(new)
     return query, key
@@ -65,7 +73,7 @@ def rope_write_kv(
 ) -> torch.Tensor:
     """One kernel; the query is turned in place."""
     kernels.launch("rope_write_kv", query, key, value, cos, sin, cache.key, cache.value, slot_mapping)
-    turned = composites.rotary(*(kernels.raw(t) for t in (query, key, cos, sin)), interleaved)
+    turned = _turned(query, key, cos, sin, interleaved)
     kernels.raw(query).copy_(turned[0])
     for part, new in ((cache.key, turned[1]), (cache.value, kernels.raw(value))):
         kernels.store(kernels.raw(part), cache.layout, new, kernels.raw(slot_mapping))
