@@ -4,6 +4,9 @@ Letters in shapes, everywhere in the contract: T tokens of a step, B sequences o
 logits are wanted, H query heads, K key/value heads, D head size, E hidden size, V vocabulary,
 I and O a linear layer's input and output features, P block-table width, F feed-forward size, R rotated
 dimensions of a head.
+
+Activations may be strided views (the parts of a fused projection): only the last dimension is sure to be contiguous.
+Norm weights may be float32 beside half-precision activations.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ class DeviceInfo:
     """One device that a plugin found on this machine.
 
     ``name`` is plugin name and index (``"acme:0"``); ``torch_device`` is what torch calls it; ``chip`` is the
-    name to pass to ``capabilities``; a higher ``score`` wins between plugins, 0 means "not this machine";
+    name to pass to ``capabilities``; ``auto`` takes the highest ``score``, and never one of 0, which only serves when named;
     ``evidence`` is shown to the user, so it says what was seen (a device node, a driver version).
     """
 
