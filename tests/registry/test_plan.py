@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qiao.contract import CATALOG, AttentionShape, LinearShape, ModelShape, StepShape
+from qiao.contract import CATALOG, AttentionShape, LinearShape, ModelShape, Operand, StepShape
 from qiao.errors import ParameterError, PluginError
 from qiao.registry import Policy, make_plan
 from qiao.registry.backend import make_backend
 from qiao.registry.manager import LoadedPlugin
 from qiao.registry.placement import Kind
+from qiao.registry.pricing import operand_bytes
 
 from tests.support.plans import device, host, shape_of
 
@@ -271,3 +272,13 @@ def test_text_names_what_falls_back_and_why():
 def test_time_is_bytes_over_speed_and_waits():
     data = plan(drop=["attention"]).as_dict()["total"]
     assert data["seconds"] == pytest.approx(data["bytes"] / 25e9 + data["syncs"] * 15e-6)
+
+
+def test_every_shape_of_the_catalog_can_be_sized():
+    letters = dict.fromkeys("TBNHKDEVIOFR", 6)
+    for op in CATALOG.values():
+        for operand in (*op.args, *op.results):
+            if operand.shape:
+                assert operand_bytes(operand, letters, "bfloat16") > 0, (op.name, operand)
+    assert operand_bytes(Operand("cos", "move", "T R/2", "float32"), letters, "bfloat16") == 6 * 3 * 4
+    assert operand_bytes(Operand("x", "move", "T 2F", "activation"), letters, "bfloat16") == 6 * 12 * 2

@@ -15,7 +15,7 @@ import torch
 from qiao.contract import CATALOG, LinearShape, ModelShape, Operand, OpSpec, StepShape
 from qiao.contract.catalog import ACTIVATION
 
-_TERM = re.compile(r"(\d*)([A-Z]\d?)")
+_TERM = re.compile(r"(\d*)([A-Z]\d?)(?:/(\d+))?")
 
 _SCHEME_BITS = {"w8a16": 8.0, "w8a8": 8.0, "fp8": 8.0, "w4a16": 4.0 + 16.0 / 128.0}
 """Bits a weight, with one 16-bit scale for 128 weights where the scheme has groups; dense has the model's dtype."""
@@ -104,7 +104,7 @@ def operand_bytes(operand: Operand, letters: Mapping[str, int], activation: str)
     for term in operand.shape.split():
         match = _TERM.fullmatch(term)
         assert match is not None, f"catalog shape {operand.shape!r}"
-        size *= int(match[1] or 1) * letters[match[2]]
+        size *= int(match[1] or 1) * letters[match[2]] // int(match[3] or 1)
     return size
 
 
