@@ -109,14 +109,7 @@ def test_a_second_signal_ends_at_once(slow: RunningServer) -> None:
     assert not answers or answers[0].status_code == 200
 
 
-def test_no_child_survives_a_killed_server(slow: RunningServer) -> None:
-    engine = children(slow)
-    assert engine
-    slow.process.kill()
-    assert gone(engine)
-
-
-def test_a_dead_engine_is_reported_and_replaced(slow: RunningServer) -> None:
+def test_a_dead_engine_is_reported_and_replaced_and_dies_with_a_killed_server(slow: RunningServer) -> None:
     thread, answers = background(slow, max_tokens=400)
     slow.wait_for(lambda: slow.metric("vllm:num_requests_running") == 1)
     with pytest.raises(openai.InternalServerError, match="SIGKILL") as error:
@@ -131,6 +124,10 @@ def test_a_dead_engine_is_reported_and_replaced(slow: RunningServer) -> None:
     slow.wait_for(lambda: slow.http().get("/health").status_code == 200)
     assert slow.openai().completions.create(model="M", prompt="x").choices[0].text == "ok"
     assert slow.metric("qiao:engine_restarts") == 1
+    engine = children(slow)
+    assert engine
+    slow.process.kill()
+    assert gone(engine)
 
 
 def start(*words: str, **environment: str) -> subprocess.Popen[str]:
