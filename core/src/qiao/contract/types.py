@@ -26,8 +26,9 @@ class DeviceInfo:
     """One device that a plugin found on this machine.
 
     ``name`` is plugin name and index (``"acme:0"``); ``torch_device`` is what torch calls it; ``chip`` is the
-    name to pass to ``capabilities``; ``auto`` takes the highest ``score``, and never one of 0, which only serves when named;
-    ``evidence`` is shown to the user, so it says what was seen (a device node, a driver version).
+    name to pass to ``capabilities``; ``auto`` takes the highest ``score``, and never a 0,
+    which only serves when named; ``evidence`` is shown to the user, so it says what was seen (a device node, a
+    driver version).
     """
 
     name: str
