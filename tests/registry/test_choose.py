@@ -94,6 +94,15 @@ def test_a_better_cpu_plugin_takes_over_with_the_reference_behind_it(site):
     assert [b.plugin for b in choose("acme", only("cpu", "acme")).hosts] == ["cpu", "reference"]
 
 
+@pytest.mark.parametrize("device", ["auto", "cpu", "acme"])
+def test_a_broken_cpu_plugin_is_skipped_with_one_warning(site, caplog, device):
+    site.install("acme", good_source("acme"))
+    site.install("cpu", "raise OSError('no AVX2')", distribution="qiao-cpu")
+    assert choose(device, only("acme", "cpu")).host.plugin == "reference"
+    said = warnings(caplog)
+    assert len(said) == 1 and "no AVX2" in said[0] and "qiao-cpu" in said[0]
+
+
 def test_a_broken_plugin_is_skipped_with_one_warning(site, caplog):
     """B092 and B094: the others go on, and the warning names what is missing."""
     site.install("acme", "import torch_fake")

@@ -70,6 +70,22 @@ def test_plan_of_a_folder(run, tmp_path):
     assert data["total"]["bytes"] == 0
 
 
+def test_plan_of_a_gguf_file(run, tmp_path):
+    from tests.support.checkpoints import rand_checkpoint
+    from tests.support.gguf import write_gguf
+
+    folder = rand_checkpoint(tmp_path / "rand")
+    file = write_gguf(folder, tmp_path / "rand.gguf")
+    shapes = []
+    for model in (folder, file):
+        status, out, _ = run(
+            "plan", "--model", str(model), "--device", "sim", "--drop", "KV,W", "--dtype", "float32", "--json"
+        )
+        assert status == 0
+        shapes.append(json.loads(out)["total"])
+    assert shapes[0] == shapes[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

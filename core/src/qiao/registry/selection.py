@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import metadata
 
@@ -67,8 +68,7 @@ def planning_backend(device: str, discovery: Discovery | None = None, chip: str 
 
 def _automatic(discovery: Discovery) -> Backend:
     surveyed = survey(discovery)
-    for record in skipped(surveyed):
-        log.warning("plugin %s skipped: %s", _origin(record), record.reason)
+    _warn_of(surveyed)
     claimants = [item for item in surveyed if claims(item, host=False)]
     host = _best_host(surveyed, known_packages())
     if len(claimants) > 1:
@@ -120,14 +120,24 @@ def _pick(device: str, found: tuple[DeviceInfo, ...]) -> DeviceInfo:
 
 def _with_host(item: Surveyed, info: DeviceInfo, discovery: Discovery, known: KnownPackages) -> Backend:
     assert item.plugin is not None  # only loaded plugins have usable devices
-    on_host = torch_type(info.torch_device) == HOST
-    records = [r for r in discovery.loadable if r.name in known.hosts and (not on_host or r.name == known.builtin_name)]
-    return make_backend(item.plugin, info, _best_host([survey_one(r, discovery.core_version) for r in records], known))
+    if torch_type(info.torch_device) == HOST:
+        return make_backend(item.plugin, info, _best_host(_hosts(discovery, (known.builtin_name,)), known))
+    return make_backend(item.plugin, info, _host(discovery, known))
 
 
 def _host(discovery: Discovery, known: KnownPackages) -> Backend:
-    records = [record for record in discovery.loadable if record.name in known.hosts]
-    return _best_host([survey_one(record, discovery.core_version) for record in records], known)
+    return _best_host(_hosts(discovery, known.hosts), known)
+
+
+def _hosts(discovery: Discovery, names: tuple[str, ...]) -> list[Surveyed]:
+    surveyed = [survey_one(r, discovery.core_version) for r in discovery.records if r.name in names]
+    _warn_of(surveyed)
+    return surveyed
+
+
+def _warn_of(surveyed: Iterable[Surveyed]) -> None:
+    for record in skipped(surveyed):
+        log.warning("plugin %s skipped: %s", _origin(record), record.reason)
 
 
 def _best_host(surveyed: list[Surveyed] | tuple[Surveyed, ...], known: KnownPackages) -> Backend:
