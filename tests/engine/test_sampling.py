@@ -247,17 +247,14 @@ def test_settings_reach_the_operator_row_by_row_with_flags() -> None:
 # log-probabilities ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("company", [True, False])
 @pytest.mark.parametrize("wanted", [0, 3, -1])
-def test_logprobs_are_those_of_the_raw_logits(wanted: int) -> None:
+def test_logprobs_are_those_of_the_raw_logits(wanted: int, company: bool) -> None:
     """Before bias, penalties and temperature, in float64 by hand."""
-    results = run(
-        make_engine(),
-        [
-            request("a", PROMPT, logprobs=wanted, temperature=1.7, seed=3, logit_bias={9: 7.0}, presence_penalty=1.0),
-            request("b", PROMPT),
-            request("c", PROMPT, logprobs=1),
-        ],
-    )
+    made = [request("a", PROMPT, logprobs=wanted, temperature=1.7, seed=3, logit_bias={9: 7.0}, presence_penalty=1.0)]
+    if company:
+        made += [request("b", PROMPT), request("c", PROMPT, logprobs=1)]
+    results = run(make_engine(), made)
     model, tokens = TinyModel(make_ops()), list(PROMPT)
     count = VOCAB if wanted == -1 else wanted
     for out in (o for o in results.outputs if o.request_id == "a"):
@@ -288,6 +285,22 @@ def test_prompt_logprobs_chunk_by_chunk_and_through_preemption(budget: int) -> N
             assert entry.token_ids == [prompt[position + 1], *row.topk(2).indices.tolist()]
             assert entry.logprobs == pytest.approx(row[entry.token_ids].tolist(), abs=1e-4)
             assert entry.rank == int((row > row[prompt[position + 1]]).sum()) + 1
+
+
+def test_prompt_logprobs_of_a_prompt_that_is_preempted_half_way() -> None:
+    engine = make_engine(num_blocks=8, max_num_batched_tokens=4)
+    engine.add_request(request("first", [1, 2, 3, 4], max_tokens=20))
+    engine.step()
+    prompt = list(range(24))
+    engine.add_request(request("scored", prompt, prompt_logprobs=0, max_tokens=1))
+    while not engine.stats().preemptions:
+        assert not [o for o in engine.step() if o.request_id == "scored"]
+    scored = next(o.prompt_logprobs for o in run(engine).outputs if o.request_id == "scored")
+    expected = TinyModel(make_ops()).naive(prompt).double().log_softmax(-1)
+    assert [e.token_ids[0] for e in scored[1:]] == prompt[1:]
+    assert [e.logprobs[0] for e in scored[1:]] == pytest.approx(
+        [float(expected[i, t]) for i, t in enumerate(prompt[1:])], abs=1e-4
+    )
 
 
 def test_prompt_logprobs_hold_few_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
