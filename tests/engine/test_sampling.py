@@ -288,9 +288,10 @@ def test_prompt_logprobs_chunk_by_chunk_and_through_preemption(budget: int) -> N
 
 
 def test_prompt_logprobs_of_a_prompt_that_is_preempted_half_way() -> None:
-    engine = make_engine(num_blocks=8, max_num_batched_tokens=4)
-    engine.add_request(request("first", [1, 2, 3, 4], max_tokens=20))
-    engine.step()
+    engine = make_engine(num_blocks=9, max_num_batched_tokens=4)
+    engine.add_request(request("first", [1, 2, 3, 4, 5, 6, 7], max_tokens=20))
+    for _ in range(2):
+        engine.step()
     prompt = list(range(24))
     engine.add_request(request("scored", prompt, prompt_logprobs=0, max_tokens=1))
     while not engine.stats().preemptions:
