@@ -82,7 +82,7 @@ class WindowDetokenizer:
     """For any tokenizer: decode the tokens since the last complete piece, with a short context before them."""
 
     def __init__(self, table: TokenTable, prompt_ids: Sequence[int], skip_special_tokens: bool) -> None:
-        self._tokenizer = table.tokenizer
+        self._table = table
         self._skip = skip_special_tokens
         self._ids = list(prompt_ids[-_WINDOW:])
         self._shown = len(self._ids)
@@ -108,8 +108,4 @@ class WindowDetokenizer:
         return new
 
     def _decode(self) -> str:
-        size = len(self._tokenizer)
-        known = [i for i in self._ids if 0 <= i < size]
-        text = self._tokenizer.decode(known, skip_special_tokens=self._skip, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
+        return self._table.decode(self._ids, self._skip)

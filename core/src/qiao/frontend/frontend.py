@@ -130,10 +130,7 @@ class Frontend:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens shown. Raises ``ParameterError`` for an id outside the vocabulary."""
         self._check_ids("tokens", token_ids)
-        known = [i for i in token_ids if i < len(self.tokenizer)]
-        text = self.tokenizer.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
+        return self.table.decode(token_ids, skip_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; empty for an id without text."""

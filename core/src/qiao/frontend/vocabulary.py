@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -37,6 +37,13 @@ class TokenTable:
         if found is None:
             found = self._raw[token_id] = self._make_raw(token_id)
         return found
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        """The tokenizer's own text of ``token_ids``; ids without text give none."""
+        known = [i for i in token_ids if self._token(i) is not None]
+        text = self.tokenizer.decode(known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
 
     def label(self, token_id: int) -> str:
         """A name for log-probabilities: its text, or ``bytes:\\xe2\\x82`` for a part of a character (OpenAI's form), or
@@ -117,7 +124,7 @@ class TokenTable:
                 continue
             mine = (self.raw(i) * 2).decode("utf-8", "replace")
             mine = mine[min(self.strip_start, len(mine) - len(mine.lstrip(" "))) :]
-            theirs = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+            theirs = self.decode(ids, skip_special_tokens=False)
             if "\ufffd" not in mine and mine != theirs:
                 return False
         return True

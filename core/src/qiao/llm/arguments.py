@@ -74,13 +74,14 @@ def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
     """
     known = set(EngineArgs.names())
     values: dict[str, Any] = {}
+    rope: dict[str, Any] = {}
     for written, value in given.items():
         name = _RENAMED.get(written, written)
         if name in known:
             values[name] = value
         elif name in ("rope_scaling", "rope_theta"):
             if value is not None:
-                values["hf_overrides"] = {**values.get("hf_overrides", {}), name: value}
+                rope[name] = value
         elif name in _ONLY:
             if value not in _ONLY[name]:
                 allowed = " or ".join(repr(v) for v in _ONLY[name])
@@ -89,7 +90,10 @@ def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
             logger.warning("LLM: the argument %s has no effect here", name)
         else:
             raise TypeError(_unknown(name, known))
-    return EngineArgs(model=model, **_converted(values))
+    values = _converted(values)
+    if rope:
+        values["hf_overrides"] = {**values.get("hf_overrides", {}), **rope}
+    return EngineArgs(model=model, **values)
 
 
 def _converted(values: dict[str, Any]) -> dict[str, Any]:
