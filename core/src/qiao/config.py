@@ -7,8 +7,8 @@ from typing import Any
 
 from qiao.errors import ParameterError
 
-_POSITIVE = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs")
-_OPTIONAL_POSITIVE = ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "threads")
+_POSITIVE = ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs")
+_OPTIONAL_POSITIVE = ("block_size", "max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "threads")
 _DTYPES = ("auto", "float32", "float16", "bfloat16", "half", "float")
 
 
@@ -21,6 +21,8 @@ class EngineArgs:
     ``gpu_memory_utilization`` is the share of a device's memory that weights and cache may take; None means 0.9, and
     0.25 of what is free where the cache lies on the host, whose memory others share. ``fallback_budget`` is in bytes a
     step. ``drop`` leaves hooks of the plugin unused, to try what a gap costs. Sizes are in bytes, times in seconds.
+    ``block_size`` in tokens; None takes what the device allows nearest to 16.
+
     Raises ``ParameterError`` naming the field.
     """
 
@@ -45,7 +47,7 @@ class EngineArgs:
     fallback: str = "warn"
     fallback_budget: int | None = None
     drop: tuple[str, ...] = ()
-    block_size: int = 16
+    block_size: int | None = None
     gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None

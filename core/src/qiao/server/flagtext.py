@@ -25,7 +25,7 @@ MEANING: Mapping[str, str] = {
     "fallback": "allow, warn or deny operators on the CPU; exceptions follow: warn,attention=deny.",
     "fallback_budget": "Most bytes a step that fallback may move, for example 64MiB.",
     "drop": "Hooks of the plugin to leave unused, to see what a gap costs.",
-    "block_size": "Tokens in a block of the KV cache.",
+    "block_size": "Tokens in a block of the KV cache; what the device allows nearest to 16.",
     "gpu_memory_utilization": "Share of memory for weights and cache: 0.9; 0.25 of what is free if on the CPU.",
     "kv_cache_memory_bytes": "Size of the KV cache, instead of what memory is left.",
     "num_gpu_blocks_override": "Number of blocks in the KV cache, instead of what memory is left.",
