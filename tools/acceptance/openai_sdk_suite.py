@@ -2,13 +2,14 @@
 
     python tools/acceptance/openai_sdk_suite.py --url http://127.0.0.1:8000/v1 [--json]
 
-The tests come from the source distribution of the ``openai`` version that is installed here, fetched with ``pip download``
-(or ``--sdist FILE``). The server must answer to the models that the tests name: start it with
-``--served-model-name smollm2 gpt-3.5-turbo-instruct gpt-6-astra`` (``--models`` prints the list of the fetched version).
+The tests come from the source distribution of the ``openai`` version that is installed here, fetched with
+``pip download`` (or ``--sdist FILE``). The server must answer to the models that the tests name: start it with
+``--served-model-name smollm2 gpt-3.5-turbo-instruct gpt-6-astra`` (``--models`` prints them for the fetched version).
 
-Some of the tests ask for things that a server of one text model does not have; ``NOT_APPLICABLE`` lists them with reasons. They run
-all the same, and one that passes is reported, so that the list cannot grow stale. For the tests that send every parameter
-at once, ``openai_supported_params.py`` sends every parameter that is supported instead. Exit status 0 when all others pass.
+Some of the tests ask for things that a server of one text model does not have; ``NOT_APPLICABLE`` lists them with
+reasons. They run all the same, and one that passes is reported, so that the list cannot grow stale. For the tests that
+send every parameter at once, ``openai_supported_params.py`` sends every parameter that is supported instead. Exit
+status 0 when all others pass.
 """
 
 from __future__ import annotations
@@ -41,10 +42,18 @@ _ALL_CHAT = (
     "'foo'; what would change the answer and is not supported is refused by name"
 )
 NOT_APPLICABLE: tuple[tuple[str, str, str], ...] = (
-    (r"chat.*test_completions", r"test_(method|raw_response|streaming_response)_(retrieve|update|list|delete)", _STORED),
+    (
+        r"chat.*test_completions",
+        r"test_(method|raw_response|streaming_response)_(retrieve|update|list|delete)",
+        _STORED,
+    ),
     (r"chat.*test_completions", r"test_method_create_with_all_params", _ALL_CHAT),
     (r"test_completions", r"test_method_create_with_all_params", _ALL_COMPLETION),
-    (r"test_models", r"test_(method|raw_response|streaming_response)_delete", "a served model is not a fine-tuned one and cannot be deleted"),
+    (
+        r"test_models",
+        r"test_(method|raw_response|streaming_response)_delete",
+        "a served model is not a fine-tuned one and cannot be deleted",
+    ),
 )
 """File pattern, test pattern and reason. The first that matches counts."""
 

