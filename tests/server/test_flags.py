@@ -11,6 +11,7 @@ from qiao.errors import ParameterError
 from qiao.server.args import ServerArgs
 from qiao.server.flags import flags, parse
 from qiao.server.flagtable import ALIASES, FIXED, IGNORED
+from qiao.server.flagtext import FLAG_TEXT
 from qiao.server.help import help_text
 
 
@@ -24,6 +25,7 @@ def test_every_field_has_one_flag_with_its_own_default() -> None:
     names = [f.name for owner in (EngineArgs, ServerArgs) for f in fields(owner)]
     assert sorted(names) == sorted(flags())
     assert not set(names) & (set(ALIASES) | set(FIXED) | set(IGNORED)), "a flag would be shadowed"
+    assert sorted(FLAG_TEXT) == sorted(names)
     parsed = parse(["M"])
     assert parsed.engine == EngineArgs(model="M")
     assert parsed.server == ServerArgs()

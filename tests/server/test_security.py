@@ -12,8 +12,6 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from transformers import AutoTokenizer
-
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo
 from qiao.frontend import Frontend
@@ -22,6 +20,8 @@ from qiao.server.args import ServerArgs
 from qiao.server.lifecycle import make_state
 from qiao.server.middleware import PUBLIC_PATHS
 from qiao.transport import EngineClient, EngineState
+from transformers import AutoTokenizer
+
 from tests.support.tokenizers import byte_tokenizer
 
 KEY = "SECRET"
@@ -34,10 +34,10 @@ def tokenizer() -> Any:
         return AutoTokenizer.from_pretrained(byte_tokenizer(folder))
 
 
-def app(**options: Any) -> FastAPI:
+def app(chat_template: str | None = None, **options: Any) -> FastAPI:
     numbers = {"max_model_len": 512, "vocab_size": 320, "block_size": 16, "num_blocks": 64, "max_num_seqs": 8}
     info = EngineInfo(device="cpu", dtype="float32", max_num_queued=8, **numbers)
-    args = EngineArgs(model="M")
+    args = EngineArgs(model="M", chat_template=chat_template)
     client = EngineClient(args)
     client._info, client.state = info, EngineState.READY
     frontend = Frontend(tokenizer(), info, args, {}, [257])
@@ -77,7 +77,7 @@ def test_every_route_needs_the_key_but_the_published_few() -> None:
             assert without.json()["error"]["code"] == "invalid_api_key"
             assert without.headers["www-authenticate"] == "Bearer"
     assert {"/v1/completions", "/tokenize", "/detokenize", "/metrics", "/openapi.json", "/docs", "/load"} <= seen
-    assert PUBLIC_PATHS == {"/health", "/ping"}
+    assert {"/health", "/ping"} == PUBLIC_PATHS
 
 
 def flat(routes: list[Any]) -> list[Any]:
@@ -205,6 +205,29 @@ def test_bugs_are_500_without_details() -> None:
     assert answer.json()["error"]["type"] == "server_error"
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}" + "{% endfor %}" * 3,
+        "{{ 'a' * 10 ** 9 }}",
+        "{% for",
+    ],
+)
+def test_a_hostile_template_is_a_4xx_and_the_server_goes_on(template: str) -> None:
+    """B109."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    bad, health = call(
+        app(chat_template=template),
+        lambda c: c.post("/v1/chat/completions", json=body),
+        lambda c: c.get("/health"),
+    )
+    assert 400 <= bad.status_code < 500, bad.text
+    assert "uid=" not in bad.text
+    assert health.status_code == 200
+
+
 def test_documents_can_be_turned_off() -> None:
     made = app(disable_fastapi_docs=True)
     assert [a.status_code for a in call(made, lambda c: c.get("/docs"), lambda c: c.get("/openapi.json"))] == [404, 404]
@@ -216,6 +239,8 @@ def test_the_openapi_document_declares_errors_and_models() -> None:
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
         assert {"200", "400", "401", "404", "413", "500", "503"} <= set(paths[path]["post"]["responses"])
         assert "422" not in paths[path]["post"]["responses"], path
+    fields = answer.json()["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert all({"type": "null"} in field["anyOf"] for name, field in fields.items() if name != "prompt")
 
 
 def test_http_metrics_use_route_templates() -> None:

@@ -24,7 +24,6 @@ from typing import Any
 import httpx
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
-
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput, TokenLogprobs
 from qiao.errors import ModelError, OverloadedError
@@ -178,9 +177,7 @@ class RunningServer:
         """A sample's value on the metrics page, summed over the series that have ``labels``."""
         page = self.http().get("/metrics").text
         families = text_string_to_metric_families(page)
-        found = [
-            s.value for f in families for s in f.samples if s.name == name and labels.items() <= s.labels.items()
-        ]
+        found = [s.value for f in families for s in f.samples if s.name == name and labels.items() <= s.labels.items()]
         assert found, f"no sample {name} {labels}"
         return sum(found)
 

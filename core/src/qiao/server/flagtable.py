@@ -16,6 +16,7 @@ ALIASES: Mapping[str, str] = {
     "device_memory_utilization": "gpu_memory_utilization",
     "max_num_queued_requests": "max_num_queued_reqs",
     "log_level": "uvicorn_log_level",
+    "disable_uvicorn_access_log": "disable_access_log",
     "num_device_blocks_override": "num_gpu_blocks_override",
 }
 """Other name to field name."""

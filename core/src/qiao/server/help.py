@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qiao.server.flags import Flag, flags
 from qiao.server.flagtable import FIXED, IGNORED
+from qiao.server.flagtext import FLAG_TEXT
 
 _META = {"int": "N", "float": "X", "str": "TEXT", "dict": "JSON", "tuple": "A B ..."}
 
@@ -32,8 +33,7 @@ def help_text() -> str:
 
 def _line(flag: Flag) -> str:
     left = f"  {flag.option} {_META.get(flag.kind, '')}".rstrip()
-    default = flag.default
-    if flag.kind == "tuple":
-        default = " ".join(default) or None
-    shown = "" if default in (None, {}, False) else f"(default {'on' if default is True else default})"
-    return f"{left:46}{shown}".rstrip()
+    default = "on" if flag.default is True else flag.default
+    empty = default is None or default is False or default in ("", (), {})
+    shown = "" if empty else f" ({default})"
+    return f"{left:40} {FLAG_TEXT[flag.name]}{shown}"

@@ -200,7 +200,7 @@ def summary(state: ServerState, listener: socket.socket) -> str:
         ("model", ", ".join(state.model_names)),
         ("device", f"{info.device}, {info.dtype}"),
         ("context", f"{info.max_model_len} tokens, {info.max_num_seqs} sequences at a time"),
-        ("KV cache", info.kv_explanation.removeprefix("KV cache: ") or f"{info.num_blocks} blocks of {info.block_size} tokens"),
+        ("KV cache", info.kv_explanation.removeprefix("KV cache: ")),
         ("fallback", fallback_line(info)),
         ("key", key),
         ("address", address),

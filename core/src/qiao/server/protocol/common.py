@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from qiao.errors import ParameterError
 from qiao.sampling_params import MAX_N, MAX_STOP_STRINGS
@@ -59,6 +61,16 @@ class Body(BaseModel):
     def refused_fields(cls) -> Mapping[str, Refusal]:
         """Names to refuse, each with its test."""
         return NOT_SUPPORTED
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler.resolve_ref_schema(handler(core))
+        required = schema.get("required", ())
+        for name, field in schema.get("properties", {}).items():
+            options = field.get("anyOf", [field])
+            if name not in required and {"type": "null"} not in options:
+                schema["properties"][name] = {"anyOf": [*options, {"type": "null"}]}
+        return schema
 
     @model_validator(mode="before")
     @classmethod
