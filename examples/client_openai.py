@@ -9,6 +9,6 @@ messages = [{"role": "user", "content": "What is the capital of France?"}]
 answer = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=64)
 print(answer.choices[0].message.content)
 
-for chunk in client.chat.completions.create(model=model, messages=messages, max_tokens=64, stream=True):
+for chunk in client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=64, stream=True):
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 print()
