@@ -183,7 +183,7 @@ def serve_sections() -> list[str]:
     """The server's flags from the fields that they set, then the other spellings."""
     from qiao.server.flags import flags
     from qiao.server.flagtable import ALIASES, FIXED, IGNORED, SHORT
-    from qiao.server.flagtext import MEANING
+    from qiao.server.flagtext import FLAG_TEXT
 
     parts = [
         "`-` and `_` are the same; booleans also as `--no-X`; sizes as `4096`, `32k` or `64MiB`; JSON flags also as "
@@ -197,7 +197,7 @@ def serve_sections() -> list[str]:
                     {True: "on", False: "off"}.get(flag.default, flag.default) if flag.kind == "bool" else flag.default
                 )
                 shown = "" if default in (None, {}, (), "") else f"`{default}`"
-                rows.append((f"`{flag.option}`", shown, MEANING[flag.name]))
+                rows.append((f"`{flag.option}`", shown, FLAG_TEXT[flag.name]))
         parts += [f"### {title}\n", table(("flag", "default", "meaning"), rows)]
     parts.append("### Other spellings of vLLM\n")
     spellings = [

@@ -17,7 +17,7 @@ from qiao.models import describe
 from qiao.registry import Policy, backend_of, make_plan
 from qiao.server.flags import flags as server_flags
 from qiao.server.flagtable import ALIASES, FIXED, IGNORED, SHORT
-from qiao.server.flagtext import MEANING
+from qiao.server.flagtext import FLAG_TEXT
 
 from tests.support.source import ROOT, relative
 from tools import docs
@@ -155,7 +155,7 @@ def test_metrics_named_in_prose_exist() -> None:
 
 
 def test_every_flag_is_explained() -> None:
-    assert set(MEANING) == set(server_flags()) - {"model"}
+    assert set(FLAG_TEXT) == set(server_flags()) - {"model"}
 
 
 def test_prices_in_the_concepts_are_the_plans(capsys: pytest.CaptureFixture[str]) -> None:
