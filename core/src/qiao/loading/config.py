@@ -51,7 +51,8 @@ def build_config(raw: Mapping[str, Any], code_folder: Path | None = None) -> Pre
         raise ModelError('config.json has no model_type. Add it, for example "model_type": "llama".')
     if code_folder is not None and "AutoConfig" in raw.get("auto_map", {}):
         reference = raw["auto_map"]["AutoConfig"]
-        made = get_class_from_dynamic_module(reference, code_folder, local_files_only=True).from_dict(dict(raw))
+        own: Any = get_class_from_dynamic_module(reference, code_folder, local_files_only=True)
+        made = own.from_dict(dict(raw))
         assert isinstance(made, PretrainedConfig)
         return made
     if model_type in CONFIG_MAPPING:
