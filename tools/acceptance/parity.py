@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -190,12 +191,13 @@ def ask_engine(model: str, device: str, asked: list[Prompt], count: int) -> list
 
 
 def ask_server(url: str, asked: list[Prompt], count: int) -> list[Answer]:
-    """All prompts through the OpenAI client; the stream must give the same text as the whole answer."""
+    """All prompts through the OpenAI client, ten at a time; a stream must give the same text as the whole answer."""
     from openai import OpenAI
 
     client = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=600)
     model = client.models.list().data[0].id
-    return [_ask_one(client, model, prompt, count) for prompt in asked]
+    with ThreadPoolExecutor(max_workers=10) as pool:
+        return list(pool.map(lambda prompt: _ask_one(client, model, prompt, count), asked))
 
 
 def _ask_one(client: Any, model: str, prompt: Prompt, count: int) -> Answer:
@@ -242,7 +244,8 @@ def _state(verdict: Verdict) -> str:
         return "WRONG: the lengths differ;"
     return (
         f"{'tie' if verdict.tie else 'WRONG'} at token {verdict.position}: "
-        f"{verdict.ours} (margin {verdict.our_margin:.2g}) against {verdict.theirs} (margin {verdict.their_margin:.2g});"
+        f"{verdict.ours} (margin {verdict.our_margin:.2g}) against "
+        f"{verdict.theirs} (margin {verdict.their_margin:.2g});"
     )
 
 

@@ -52,7 +52,7 @@ class Load:
         self.model = model
         self.tally = Tally()
         self.expected: dict[tuple[str, int], str] = {}
-        self._random = random.Random(seed)  # noqa: S311 - behaviour, not secrets
+        self._random = random.Random(seed)
 
     def body(self, prompt: str, length: int, **more: Any) -> dict[str, Any]:
         """A greedy request that runs to its length."""
@@ -89,7 +89,7 @@ class Load:
             await asyncio.gather(*(self._one(client, seed, until) for seed in seeds))
 
     async def _one(self, client: httpx.AsyncClient, seed: int, until: float) -> None:
-        dice = random.Random(seed)  # noqa: S311
+        dice = random.Random(seed)
         while time.monotonic() < until:
             action = dice.choices(ACTIONS, WEIGHTS)[0]
             prompt, length = dice.choice(PROMPTS), dice.choice(LENGTHS)
