@@ -23,7 +23,20 @@ def run(argv: list[str]) -> int:
 def test_quick_chat_prints_the_streamed_answer(capsys: pytest.CaptureFixture[str]) -> None:
     with openai_stub(["Hel", "lo", " 桥"]) as stub:
         status = run(
-            ["chat", "--url", stub.url, "-q", "hi", "--system-prompt", "be brief", "--max-tokens", "9", "--stats"]
+            [
+                "chat",
+                "--url",
+                stub.url,
+                "-q",
+                "hi",
+                "--system-prompt",
+                "be brief",
+                "--max-tokens",
+                "9",
+                "--temperature",
+                "0",
+                "--stats",
+            ]
         )
     printed = capsys.readouterr()
     assert status == 0
@@ -32,6 +45,7 @@ def test_quick_chat_prints_the_streamed_answer(capsys: pytest.CaptureFixture[str
     path, _, body = stub.received[0]
     assert path == "/v1/chat/completions"
     assert body["model"] == "stub-model" and body["max_tokens"] == 9
+    assert body["temperature"] == 0
     assert [m["role"] for m in body["messages"]] == ["system", "user"]
 
 

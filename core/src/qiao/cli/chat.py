@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from qiao.cli.client import Client, StreamStats
-from qiao.cli.options import DEFAULT_URL, ApiKey, MaxTokens, ModelName, Quick, Stats, Url
+from qiao.cli.options import DEFAULT_URL, ApiKey, MaxTokens, ModelName, Quick, Stats, Temperature, Url, sampling
 
 
 def answer(client: Client, path: str, body: dict[str, Any], show_stats: bool) -> str:
@@ -42,6 +42,7 @@ def chat(
     api_key: ApiKey = None,
     system_prompt: Annotated[str | None, typer.Option("--system-prompt", help="First message, role system.")] = None,
     max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
     quick: Quick = None,
     stats: Stats = False,
 ) -> None:
@@ -53,9 +54,7 @@ def chat(
             messages.append({"role": "system", "content": system_prompt})
         while text := (quick if quick is not None else read_line("> ")):
             messages.append({"role": "user", "content": text})
-            body: dict[str, Any] = {"model": model, "messages": messages}
-            if max_tokens is not None:
-                body["max_tokens"] = max_tokens
+            body = {"model": model, "messages": messages, **sampling(max_tokens, temperature)}
             messages.append({"role": "assistant", "content": answer(client, "/chat/completions", body, stats)})
             if quick is not None:
                 break

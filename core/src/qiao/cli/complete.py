@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import typer
 
 from qiao.cli.chat import answer, read_line
 from qiao.cli.client import Client
-from qiao.cli.options import DEFAULT_URL, ApiKey, MaxTokens, ModelName, Quick, Stats, Url
+from qiao.cli.options import DEFAULT_URL, ApiKey, MaxTokens, ModelName, Quick, Stats, Temperature, Url, sampling
 
 
 def complete(
@@ -16,6 +14,7 @@ def complete(
     model_name: ModelName = None,
     api_key: ApiKey = None,
     max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
     quick: Quick = None,
     stats: Stats = False,
 ) -> None:
@@ -23,9 +22,7 @@ def complete(
     with Client(url, api_key) as client:
         model = client.model(model_name)
         while text := (quick if quick is not None else read_line("> ")):
-            body: dict[str, Any] = {"model": model, "prompt": text}
-            if max_tokens is not None:
-                body["max_tokens"] = max_tokens
+            body = {"model": model, "prompt": text, **sampling(max_tokens, temperature)}
             answer(client, "/completions", body, stats)
             if quick is not None:
                 break

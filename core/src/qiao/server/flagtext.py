@@ -22,7 +22,7 @@ FLAG_TEXT: Mapping[str, str] = {
     "generation_config": "auto: the checkpoint's sampling defaults; vllm: none; or a folder",
     "override_generation_config": "changes to those defaults",
     "max_logprobs": "most alternatives a request may ask for; -1 for all",
-    "device": "auto, a plugin (sim, sim:1) or a torch device (npu, cpu)",
+    "device": "auto, a plugin (sim, sim:1) or a torch device string",
     "fallback": "operators on the host: allow, warn or deny; also operator=policy items",
     "fallback_budget": "most bytes a step that host operators may move",
     "drop": "hooks of the plugin to leave unused, to see what a gap costs",
