@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from qiao.devices import known_packages
 from qiao.observability.drivers import Driver, find_drivers, known_drivers
-from qiao.registry.hints import known_packages
 
 from tests.doctor.test_machine import write
 

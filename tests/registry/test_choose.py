@@ -157,7 +157,7 @@ def test_a_device_that_is_not_installed(monkeypatch, device, said):
     """B096: within a second, which package provides it and what works here; never the CPU instead."""
     here = only()
     bare = Discovery(tuple(r for r in here.records if r.name == "reference"), here.core_version)
-    monkeypatch.setattr("qiao.registry.selection._installed", lambda package: "")
+    monkeypatch.setattr("qiao.devices.installed_version", lambda package: "")
     start = time.process_time()
     with pytest.raises(PluginError) as caught:
         choose(device, bare)
@@ -167,7 +167,7 @@ def test_a_device_that_is_not_installed(monkeypatch, device, said):
 
 
 def test_a_package_that_is_installed_but_offers_nothing(monkeypatch):
-    monkeypatch.setattr("qiao.registry.selection._installed", lambda package: "0.1.0")
+    monkeypatch.setattr("qiao.devices.installed_version", lambda package: "0.1.0")
     assert "qiao-ascend 0.1.0 is installed but offers no plugin" in refused("npu")
 
 

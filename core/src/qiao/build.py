@@ -12,6 +12,7 @@ import torch
 
 from qiao.config import EngineArgs
 from qiao.contract import Capabilities, ModelShape
+from qiao.devices import HOST
 from qiao.engine import Engine, EngineConfig
 from qiao.engine.memory import KVSize, gib, memory_limit, size_kv
 from qiao.engine.request import EngineInfo, FallbackCount
@@ -34,7 +35,6 @@ from qiao.registry import (
 logger = logging.getLogger(__name__)
 
 _DTYPE_NAMES = {"half": "float16", "float": "float32"}
-HOST = "cpu"
 HOST_SHARE = 0.25
 DEVICE_SHARE = 0.9
 

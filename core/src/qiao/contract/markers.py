@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pluggy
 
+from qiao.devices import GROUP, GROUP_PREFIX
+
+__all__ = ["CONTRACT_VERSION", "GROUP", "GROUP_PREFIX", "PROJECT", "hookimpl", "hookspec"]
+
 PROJECT = "qiao"
 """The pluggy project name of every hook."""
-
-GROUP = "qiao.v1"
-"""The entry-point group. It carries the major version, so a mismatch is known without an import."""
-
-GROUP_PREFIX = "qiao.v"
-"""Any other group that starts so belongs to another major version and is reported, never imported."""
 
 CONTRACT_VERSION = (1, 0)
 """Major and minor. A new hook or a new trailing argument raises the minor."""

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from qiao.contract import Capabilities, DeviceInfo
+from qiao.devices import HOST
 from qiao.errors import PluginError
 from qiao.registry.manager import Function, LoadedPlugin, load_object
-
-HOST = "cpu"
-"""What torch calls the host; the plan calls placement there by the host plugin's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ from types import MappingProxyType
 from typing import Any
 
 from qiao.contract import CATALOG, composites
+from qiao.devices import HOST
 from qiao.errors import PluginError
 from qiao.optable import MatmulOps, OpTable
-from qiao.registry.backend import HOST, Backend
+from qiao.registry.backend import Backend
 from qiao.registry.fallback import FallbackCounters, on_host, staged
 from qiao.registry.manager import Function
 from qiao.registry.placement import Kind, Placement

@@ -11,7 +11,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from qiao.contract import GROUP, GROUP_PREFIX
-from qiao.registry.hints import known_packages
+from qiao.devices import known_packages
 
 ALLOW_LIST_VARIABLE = "QIAO_PLUGINS"
 """Environment variable with the comma-separated names of the plugins that may be loaded; unset means all."""

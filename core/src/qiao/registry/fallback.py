@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from qiao.contract import OpSpec
+from qiao.devices import HOST
 from qiao.errors import KernelError, QiaoError
-from qiao.registry.backend import HOST
 from qiao.registry.manager import Function
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import pluggy
 
 from qiao.contract import CATALOG, PROJECT, SPECS
+from qiao.devices import did_you_mean
 from qiao.errors import PluginError
 from qiao.registry.discovery import CORE_DISTRIBUTION, PluginRecord
-from qiao.registry.hints import did_you_mean
 
 Function = Callable[..., Any]
 

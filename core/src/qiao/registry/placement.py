@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from qiao.contract import CATALOG, GROUPS, ModelShape, OpSpec
+from qiao.devices import did_you_mean
 from qiao.errors import ParameterError, PluginError
 from qiao.registry.backend import Backend
-from qiao.registry.hints import did_you_mean
 
 _FEATURE_OPERATOR = {"KV": "attention", "W": "matmul", "S": "sample"}
 """The operator that a group's static limits are reported at."""

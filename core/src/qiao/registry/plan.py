@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qiao.contract import CATALOG, Capabilities, ModelShape, StepShape
+from qiao.devices import HOST
 from qiao.errors import ParameterError
 from qiao.registry import report
-from qiao.registry.backend import HOST, Backend, torch_type
+from qiao.registry.backend import Backend, torch_type
 from qiao.registry.placement import Kind, Placement, Request, check_drop, check_names, names_group, place_operators
 from qiao.registry.policy import Policy
 from qiao.registry.pricing import (

@@ -6,19 +6,16 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib import metadata
 
 from packaging.utils import canonicalize_name
 
 from qiao.contract import DeviceInfo
+from qiao.devices import AUTO, HOST, KnownPackages, known_packages, remedy_for
 from qiao.errors import ParameterError, PluginError
-from qiao.registry.backend import HOST, Backend, make_backend, read_capabilities, torch_type
+from qiao.registry.backend import Backend, make_backend, read_capabilities, torch_type
 from qiao.registry.discovery import FOUND, Discovery, PluginRecord, allowed_plugins, discover
-from qiao.registry.hints import KnownPackages, did_you_mean, known_packages
 from qiao.registry.manager import load
 from qiao.registry.survey import Surveyed, claims, skipped, survey, survey_one
-
-AUTO = "auto"
 
 log = logging.getLogger(__name__)
 
@@ -170,22 +167,5 @@ def _explain(device: str, name: str, asked: Surveyed | None, others: list[Survey
     here = f" Usable here: {', '.join(usable)}, or --device {AUTO}." if usable else ""
     if asked:
         return f"device {device!r} cannot be used: plugin {_origin(asked.record)}: {asked.verdict}.{here}"
-    entry = known.devices.get(name)
-    if entry and entry.package and _installed(entry.package):
-        remedy = f"{entry.package} {_installed(entry.package)} is installed but offers no plugin: upgrade it."
-    elif entry and entry.package:
-        remedy = f"it is provided by {entry.package} ({entry.vendor}): pip install {entry.package}."
-    elif entry:
-        remedy = f"there is no Qiao package for {entry.vendor} yet; see the plugin guide to write one."
-    else:
-        names = {HOST, AUTO, *known.devices, *(item.record.name for item in everything)}
-        remedy = f"no plugin or package of that name is known.{did_you_mean(name, names)}"
+    remedy = remedy_for(name, [item.record.name for item in everything], known)
     return f"device {device!r} is not available: {remedy}{here}"
-
-
-def _installed(package: str) -> str:
-    """The version of an installed distribution, empty where there is none."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from qiao.contract import DeviceInfo
+from qiao.devices import HOST
 from qiao.errors import PluginError
-from qiao.registry.backend import HOST, probe, read_capabilities, torch_type
+from qiao.registry.backend import probe, read_capabilities, torch_type
 from qiao.registry.discovery import FOUND, QUARANTINED, READY, Discovery, PluginRecord
 from qiao.registry.manager import LoadedPlugin, load
 

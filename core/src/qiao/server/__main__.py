@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from qiao.devices import check_device_name
 from qiao.errors import QiaoError, UsageError
 
 
@@ -22,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         parsed = parse(words)
         for note in parsed.notes:
             print(f"qiao: warning: {note}", file=sys.stderr)
-        from qiao.server import serve
+        check_device_name(parsed.engine.device)
+        from qiao.server import serve  # late: it loads torch
 
         status = serve(parsed.engine, parsed.server)
     except QiaoError as error:
