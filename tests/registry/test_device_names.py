@@ -7,7 +7,6 @@ import sys
 from importlib import metadata
 
 import pytest
-
 from qiao import devices
 from qiao.devices import check_device_name
 from qiao.errors import PluginError
