@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -35,7 +36,12 @@ def background(running: RunningServer, **body: Any) -> tuple[threading.Thread, l
     """Send a request from a thread; the answer arrives in the list."""
     answers: list[httpx.Response] = []
     given = {"prompt": "hi", "cache_salt": "endless", "ignore_eos": True, **body}
-    thread = threading.Thread(target=lambda: answers.append(running.http().post("/v1/completions", json=given)))
+
+    def send() -> None:
+        with contextlib.suppress(httpx.TransportError):  # a server that is killed answers nothing
+            answers.append(running.http().post("/v1/completions", json=given))
+
+    thread = threading.Thread(target=send)
     thread.start()
     return thread, answers
 
@@ -45,7 +51,7 @@ def children(running: RunningServer) -> list[psutil.Process]:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     return all(p.status() == psutil.STATUS_ZOMBIE for p in alive)
 
 
@@ -68,7 +74,7 @@ def test_sigterm_lets_running_requests_finish(slow: RunningServer) -> None:
     texts = [json.loads(line.removeprefix("data: ")) for line in [first, *rest[:-1]]]
     assert len("".join(t["choices"][0]["text"] for t in texts)) == 200
     assert answers[0].json()["usage"]["completion_tokens"] == 200
-    assert slow.process.wait(20) == 0
+    assert slow.process.wait(60) == 0
     assert gone(engine)
 
 
@@ -93,7 +99,7 @@ def test_what_outlives_the_drain_time_gets_an_error(rand_folder: Path) -> None:
         assert rest[-1] == "data: [DONE]"
         assert "shutting down" in json.loads(rest[-2].removeprefix("data: "))["error"]["message"]
         assert answers[0].status_code == 503
-        assert running.process.wait(20) == 0
+        assert running.process.wait(60) == 0
 
 
 def test_a_second_signal_ends_at_once(slow: RunningServer) -> None:
@@ -103,7 +109,7 @@ def test_a_second_signal_ends_at_once(slow: RunningServer) -> None:
     slow.process.send_signal(signal.SIGINT)
     slow.wait_for(lambda: any("draining" in line for line in slow.log))
     slow.process.send_signal(signal.SIGTERM)
-    assert slow.process.wait(20) == 128 + signal.SIGTERM
+    assert slow.process.wait(60) == 128 + signal.SIGTERM
     assert gone(engine)
     thread.join()
     assert not answers or answers[0].status_code == 200
@@ -139,7 +145,7 @@ def start(*words: str, **environment: str) -> subprocess.Popen[str]:
 
 def test_a_model_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
     with start(str(tmp_path), "--port", "0") as process:
-        _, log = process.communicate(timeout=60)
+        _, log = process.communicate(timeout=180)
     assert process.returncode == 2
     assert "qiao: error:" in log
     assert str(tmp_path) in log.splitlines()[-1]
@@ -153,7 +159,7 @@ def test_sigterm_while_loading(rand_folder: Path) -> None:
         while not (engine := parent.children(recursive=True)):
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        _, log = process.communicate(timeout=60)
+        _, log = process.communicate(timeout=180)
     assert process.returncode == 0, log
     assert "stopped while loading" in log
     assert gone(engine)
@@ -164,7 +170,7 @@ def test_a_port_in_use_is_known_before_loading(rand_folder: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with start(str(rand_folder), "--port", str(taken.getsockname()[1])) as process:
-            _, log = process.communicate(timeout=60)
+            _, log = process.communicate(timeout=180)
     assert process.returncode == 2
     assert "--port: cannot bind" in log
     assert "Traceback" not in log
@@ -172,6 +178,6 @@ def test_a_port_in_use_is_known_before_loading(rand_folder: Path) -> None:
 
 def test_keys_do_not_reach_the_log(rand_folder: Path) -> None:
     with start(str(rand_folder), "--port", "-1", QIAO_API_KEY="sk-hidden") as process:
-        _, log = process.communicate(timeout=60)
+        _, log = process.communicate(timeout=180)
     assert process.returncode == 2
     assert "sk-hidden" not in log

@@ -166,12 +166,12 @@ class RunningServer:
 
     def http(self, **options: Any) -> httpx.Client:
         """A plain client."""
-        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, **options)
 
     def openai(self, **options: Any) -> OpenAI:
         """OpenAI's own client, without retries."""
         given = {"api_key": "none", "max_retries": 0, **options}
-        return OpenAI(base_url=self.url + "/v1", http_client=httpx.Client(timeout=30, trust_env=False), **given)
+        return OpenAI(base_url=self.url + "/v1", http_client=httpx.Client(timeout=60, trust_env=False), **given)
 
     def metric(self, name: str, **labels: str) -> float:
         """A sample's value on the metrics page, summed over the series that have ``labels``."""
@@ -182,8 +182,8 @@ class RunningServer:
         return sum(found)
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Poll until ``condition`` holds; fails after 20 seconds."""
-        end = time.monotonic() + 20
+        """Poll until ``condition`` holds; fails after a minute."""
+        end = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < end, "the condition never came true"
             time.sleep(0.01)
@@ -219,7 +219,7 @@ def server(model: Path | str, *flags: str, module: str = host.__name__) -> Itera
     reader = threading.Thread(target=_read_log, args=(process, log, ready), daemon=True)
     reader.start()
     try:
-        address = ready.get(timeout=60)
+        address = ready.get(timeout=180)
         if address is None:
             raise AssertionError("the server did not start:\n" + "".join(log))
         yield RunningServer(address, process, log)

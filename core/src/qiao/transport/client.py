@@ -145,6 +145,13 @@ class EngineClient:
         elif self._supervisor is not None:
             self._supervisor.cancel()
 
+    def abandon(self) -> None:
+        """For a front end that is about to exit without clean-up: kill the engine and remove its socket's directory."""
+        process = self._process
+        self.kill()
+        if process is not None:
+            process.remove_folder()
+
     def fail_running(self, why: str) -> None:
         """End every running request with an ``EngineDeadError`` that says ``why``, and abort it in the engine."""
         for stream in self._streams.values():

@@ -83,6 +83,10 @@ class EngineProcess:
     def close(self) -> None:
         """Close the socket and remove its directory."""
         self._socket.close(linger=0)
+        self.remove_folder()
+
+    def remove_folder(self) -> None:
+        """Remove the socket's directory."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
