@@ -86,4 +86,4 @@ class Passthrough(nn.Module):
 
     def forward(self, *args: Any, inputs_embeds: torch.Tensor | None = None, **kwargs: Any) -> HeadInput:
         """``inputs_embeds`` as the last hidden state."""
-        return HeadInput(last_hidden_state=inputs_embeds)  # type: ignore[arg-type]
+        return HeadInput(last_hidden_state=inputs_embeds)

@@ -124,7 +124,7 @@ def build(config: PretrainedConfig, dtype: torch.dtype) -> nn.Module:
 
 def set_experts(model: nn.Module, implementation: str) -> None:
     """How a mixture of experts multiplies, by transformers' name; of no effect on other models."""
-    model.config._experts_implementation = implementation  # type: ignore[union-attr, assignment]
+    model.config._experts_implementation = implementation  # type: ignore[union-attr]
 
 
 def decoder_of(model: nn.Module) -> nn.Module:
