@@ -58,6 +58,7 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
         torch.set_num_threads(args.threads)
     backend = choose(args.device)
     files = resolve(args.model, args.revision, args.download_dir)
+    _check_format(args, files)
     config = load_config(files, args.trust_remote_code, args.hf_overrides)
     shape = shape_for(config, args.dtype, backend.capabilities)
     counters = FallbackCounters()
@@ -125,6 +126,20 @@ def dtype_of(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ModelError(f"dtype {name!r} of the model's config is not one of torch's; set --dtype float32")
     return found
+
+
+def _check_format(args: EngineArgs, files: ModelFiles) -> None:
+    """Refuse a format or a quantization that the user names and the files do not have."""
+    found = "gguf" if files.gguf else "safetensors"
+    if args.load_format not in ("auto", found):
+        raise ParameterError(
+            "load_format", f"{args.load_format!r} was asked for, but {files.name} is {found}; leave it out"
+        )
+    if args.quantization not in (None, "none", *(["gguf"] if files.gguf else [])):
+        raise ParameterError(
+            "quantization",
+            f"{args.quantization!r} cannot be loaded yet; leave it out. GGUF files are recognised, and run dequantized",
+        )
 
 
 def _load(files: ModelFiles, config: Any, shape: ModelShape, ops: OpTable, args: EngineArgs) -> tuple[Model, float]:

@@ -1,0 +1,113 @@
+"""The composition root: what is refused before weights are read, and what the engine is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from qiao.build import build_engine, shape_for
+from qiao.config import EngineArgs
+from qiao.contract import Capabilities
+from qiao.errors import ParameterError, PluginError, UsageError
+
+from tests.support.checkpoints import edit_config, rand_checkpoint, rand_config
+
+
+@pytest.fixture(scope="module")
+def rand(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rand_checkpoint(tmp_path_factory.mktemp("rand"))
+
+
+def _args(model: Path, **changes: object) -> EngineArgs:
+    return replace(EngineArgs(model=str(model), device="cpu", num_gpu_blocks_override=8), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"load_format": "pt"}, "load_format"),
+        ({"quantization": "gptq"}, "quantization"),
+        ({"dtype": "float16", "device": "cpu", "max_model_len": 100_000}, "max_model_len"),
+        ({"fallback": "sometimes"}, "fallback"),
+        ({"drop": ("atention",)}, "drop"),
+        ({"num_gpu_blocks_override": 1 << 40}, "num_gpu_blocks_override"),
+        ({"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 10}, "kv_cache_memory_bytes"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_name(rand: Path, changes: dict[str, object], field: str) -> None:
+    with pytest.raises(ParameterError) as raised:
+        build_engine(_args(rand, **changes))
+    assert raised.value.field == field
+
+
+def test_refusals_come_before_weights(rand: Path, tmp_path: Path) -> None:
+    """A folder whose weights are gone still tells what is wrong with the arguments."""
+    for file in rand.iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ParameterError, match="fallback"):
+        build_engine(_args(tmp_path, fallback="never"))
+    with pytest.raises(PluginError, match="quux"):
+        build_engine(_args(tmp_path, device="quux"))
+    with pytest.raises(UsageError, match=r"model\.safetensors"):
+        build_engine(_args(tmp_path))
+
+
+def test_the_context_follows_a_small_cache(rand: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Public case B033: what the cache cannot hold is not promised."""
+    info = build_engine(_args(rand)).info
+    assert (info.max_model_len, info.kv_tokens) == (128, 128)
+    assert "holds 128 tokens" in caplog.text
+
+
+def test_the_block_size_comes_from_the_device_unless_set(rand: Path) -> None:
+    assert build_engine(_args(rand)).info.block_size == 16
+    assert build_engine(_args(rand, block_size=4)).info.block_size == 4
+
+
+def test_info_says_what_was_built(rand: Path) -> None:
+    built = build_engine(_args(rand, max_num_seqs=7))
+    info = built.info
+    assert (info.vocab_size, info.max_num_seqs, info.dtype, info.num_blocks) == (320, 7, "float32", 8)
+    assert info.plan == built.plan.as_dict()
+    assert "num-gpu-blocks-override" in info.kv_explanation
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "asked", "chip", "runs"),
+    [
+        ("bfloat16", "auto", ("float32", "bfloat16"), "bfloat16"),
+        ("bfloat16", "auto", ("float16", "float32"), "float16"),
+        ("bfloat16", "half", ("float16", "float32"), "float16"),
+        ("float32", "torch.bfloat16", ("bfloat16",), "bfloat16"),
+    ],
+)
+def test_dtype(checkpoint: str, asked: str, chip: tuple[str, ...], runs: str) -> None:
+    config = rand_config(dtype=checkpoint)
+    assert shape_for(config, asked, Capabilities(dtypes=chip)).dtype == runs
+
+
+def test_a_dtype_that_the_chip_lacks_is_refused() -> None:
+    with pytest.raises(ParameterError, match="bfloat16 is not supported by this device; it has float16") as raised:
+        shape_for(rand_config(), "bfloat16", Capabilities(dtypes=("float16",)))
+    assert raised.value.field == "dtype"
+
+
+def test_the_cache_has_the_dtype_of_the_model(rand: Path) -> None:
+    full, half = (build_engine(_args(rand, dtype=d)).engine.config for d in ("float32", "bfloat16"))
+    assert (full.dtype, half.dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_hf_overrides_reach_the_model(rand: Path) -> None:
+    built = build_engine(_args(rand, hf_overrides={"max_position_embeddings": 64}))
+    assert built.info.max_model_len == 64
+
+
+def test_a_quantized_checkpoint_is_refused_by_its_method(tmp_path: Path) -> None:
+    folder = rand_checkpoint(tmp_path)
+    edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(UsageError, match="gptq"):
+        build_engine(_args(folder))
