@@ -174,9 +174,16 @@ def test_a_masked_token_is_never_drawn():
 
 @pytest.mark.parametrize("row", [[1.0, math.nan, 0.0], [-INF] * 3, [INF, 0.0, 0.0]])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_nan_infinity_and_nothing_allowed_are_refused(row, temperature):
-    with pytest.raises(FloatingPointError, match=r"\[1\]"):
-        sample(tensor([0.0, 1.0, 2.0], row), [(temperature, 0, 1.0, 0.0, 0.5)] * 2)
+@pytest.mark.parametrize("vocab", [3, 300])
+def test_a_row_without_a_finite_maximum_harms_no_other(row, temperature, vocab):
+    logits = torch.zeros(3, vocab)
+    logits[[0, 2], 1] = 30.0
+    logits[1] = tensor(row)[0, 0] if row[0] == -INF else 0.0
+    logits[1, :3] = tensor(row)[0]
+    got = sample(logits, [(temperature, 0, 1.0, 0.0, 0.5)] * 3)
+    assert (got[0], got[2]) == (1, 1)
+    assert 0 <= got[1] < vocab
+    assert not math.isfinite(float(logits[1, got[1]])), "the engine sees by the chosen logit that the row is bad"
 
 
 def test_logits_are_left_alone():

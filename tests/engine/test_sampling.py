@@ -12,7 +12,7 @@ import pytest
 import torch
 from qiao.contract import SamplingTensors
 from qiao.engine.uniform import uniforms
-from qiao.errors import KernelError
+from qiao.errors import KernelError, ParameterError
 from qiao.optable import OpTable
 
 from tests.support.engine import VOCAB, TinyModel, attention, make_engine, make_ops, request, run, sample
@@ -368,9 +368,25 @@ def test_nan_in_a_scored_prompt_is_an_error() -> None:
 
 
 def test_nothing_left_to_choose_is_an_error_that_says_so() -> None:
-    results = run(make_engine(), [request("a", [1], allowed_token_ids=[3], bad_words_token_ids=[[3]])])
-    assert results.reasons == {("a", 0): "error"}
-    assert "allowed_token_ids" in results.outputs[0].error
+    results = run(make_engine(), [request("a", [1], allowed_token_ids=[3], bad_words_token_ids=[[3, 3]])])
+    assert results.of("a") == [3] and results.reasons == {("a", 0): "error"}
+    assert "allowed_token_ids" in results.outputs[-1].error
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"bad_words_token_ids": [[3], [4]]},
+        {"stop_token_ids": [3, 4], "min_tokens": 1},
+        {"stop_token_ids": [3], "bad_words_token_ids": [[4]], "min_tokens": 2, "temperature": 1.0},
+    ],
+)
+def test_settings_that_leave_no_first_token_are_refused(params: dict[str, object]) -> None:
+    engine = make_engine()
+    with pytest.raises(ParameterError, match="allowed_token_ids"):
+        engine.add_request(request("a", [1], allowed_token_ids=[3, 4], **params))
+    assert not engine.has_work()
+    assert len(run(engine, [request("a", [1], allowed_token_ids=[3, 4, 5], **params)]).of("a")) >= 1
 
 
 @pytest.mark.parametrize(

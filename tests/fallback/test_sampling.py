@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from qiao.registry import FallbackCounters, bind
 
-from tests.support.fallback import PROMPTS, build, host_backend, plan_for, request, sim_backend
+from tests.support.fallback import PROMPTS, build, expected, host_backend, plan_for, request, sim_backend
 
 SETTINGS = (
     {"temperature": 0.9, "top_k": 20, "seed": 1, "logprobs": 2},
@@ -62,3 +62,25 @@ def test_settings_draw_the_same_tokens(missing, on_the_cpu):
         for (ids, values), (wanted_ids, wanted) in zip(entries, expected_scores[key], strict=True):
             assert ids == wanted_ids
             assert values == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("missing", [None, (), ("sample",)], ids=["cpu", "device", "moved"])
+def test_a_row_with_nothing_to_choose_from_fails_alone(missing):
+    """Through the real samplers: one request's settings must not end the others of its step."""
+    backend = host_backend() if missing is None else sim_backend(missing)
+    counters = FallbackCounters()
+    engine, _ = build(bind(plan_for(backend), backend, counters), counters)
+    hopeless = {"allowed_token_ids": [9], "bad_words_token_ids": [[9, 9]]}
+    engine.add_request(request("good", PROMPTS[0]))
+    engine.add_request(request("bad", PROMPTS[1], **hopeless))
+    engine.add_request(request("worse", PROMPTS[1], temperature=1.0, **hopeless))
+    engine.add_request(request("fine", PROMPTS[2], temperature=1.0, seed=1))
+    ends, tokens = {}, {}
+    while engine.has_work():
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            ends[output.request_id] = output.finish_reason, output.error
+    assert tokens["good"] == expected()["0"]
+    assert ends["good"][0] == ends["fine"][0] == "length"
+    for name in ("bad", "worse"):
+        assert tokens[name] == [9] and ends[name][0] == "error" and "allowed_token_ids" in ends[name][1]

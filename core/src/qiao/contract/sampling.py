@@ -19,6 +19,9 @@ class SamplingSpec:
         most likely, keep the smallest set whose mass reaches ``top_p`` (the token that crosses it included), keep
         tokens with at least ``min_p`` times the largest probability, renormalise, then invert the cumulative
         distribution at ``uniform`` in order of falling probability (ties: lower id first).
+
+        A row whose largest logit is not finite (NaN, or no token allowed) may get any id and must not raise or change
+        another row: the engine refuses that row alone.
         """
         raise NotImplementedError
 

@@ -28,7 +28,7 @@ from qiao.optable import OpTable, operator_of
 
 logger = logging.getLogger(__name__)
 
-_UNCHOSEN = "the model's logits hold NaN, or no token is left after allowed_token_ids, bad_words and min_tokens"
+_UNCHOSEN = "the logits hold NaN or infinity, or no token is left after allowed_token_ids, bad_words and min_tokens"
 
 
 def _no_fallbacks() -> Items[FallbackCount]:

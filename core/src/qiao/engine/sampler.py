@@ -19,7 +19,7 @@ from qiao.engine.uniform import uniforms
 from qiao.optable import OpTable
 
 NO_TOKEN = -1
-"""In place of a token where a row's logits hold NaN, or leave nothing to choose from."""
+"""In place of a token where a row's logits hold NaN or infinity, or leave nothing to choose from."""
 
 _SEED_MASK = (1 << 64) - 1
 
@@ -118,12 +118,12 @@ def _select(logits: torch.Tensor, index: Int64, device: str, copy: bool) -> torc
 
 
 def _checked(logits: torch.Tensor, ids: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
-    """``ids`` with ``NO_TOKEN`` where the chosen logit is NaN or -inf, or a random row holds a NaN anywhere.
+    """``ids`` with ``NO_TOKEN`` where the chosen logit, or the largest of a random row, is not finite.
 
     The arg max of a row with a NaN is the NaN, so greedy rows need no pass over the vocabulary.
     """
     ids = ids.clamp(0, logits.shape[1] - 1)  # what a row of NaN draws may be no id at all
-    bad = ~(logits.gather(1, ids[:, None]).squeeze(1) > -torch.inf)
+    bad = ~logits.gather(1, ids[:, None]).squeeze(1).isfinite()
     if not params.all_greedy:
-        bad |= logits.amax(dim=1).isnan() & (params.temperature > 0)
+        bad |= ~logits.amax(dim=1).isfinite() & (params.temperature > 0)
     return ids.masked_fill(bad, NO_TOKEN)

@@ -96,8 +96,11 @@ def draw(row: Sequence[float], temperature: float, top_k: int, top_p: float, min
 
 def draws(logits: Tensor, params: SamplingTensors, slack: float = 1e-5) -> list[set[int]]:
     """Per row the tokens that are right: more than one where a threshold is nearer than ``slack``."""
-    out = []
+    out: list[set[int]] = []
     for i, row in enumerate(logits.double().tolist()):
+        if not math.isfinite(max(row)) or any(math.isnan(x) for x in row):
+            out.append(set(range(len(row))))
+            continue
         temperature, top_p = float(params.temperature[i]), float(params.top_p[i])
         top_k, min_p, uniform = int(params.top_k[i]), float(params.min_p[i]), float(params.uniform[i])
         found = set()

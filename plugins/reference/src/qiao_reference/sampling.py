@@ -1,7 +1,8 @@
-"""Sampling family, vectorised over rows and without a sort of the whole vocabulary where that can be avoided.
+"""Sampling family, without a sort of the vocabulary.
 
-Every filter of the specification keeps a prefix of the tokens in order of falling logit. So the ``k`` largest settle a
-row as soon as the prefix ends, or the token drawn lies, among them; ``k`` grows for the rows where that is not so.
+Every filter of the specification keeps a prefix of the tokens in order of falling logit. Most rows are settled by their
+``_FIRST`` largest logits, all rows together. A row whose prefix is longer is settled alone: its tokens are counted
+into buckets of falling weight, and only the few buckets in which the prefix ends or the draw lies are put in order.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from dataclasses import replace
 import torch
 from qiao.contract import LogprobOutput, PenaltyTensors, SamplingTensors, composites, hookimpl
 
-_FIRST, _GROWTH = 128, 16
+_FIRST = 128
+_BUCKETS = 4096
+_DEEP = 40.0
+"""Tokens lighter than exp(-40) of the largest share the last bucket."""
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -31,11 +35,10 @@ def _at(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return x.gather(1, index[:, None])[:, 0]
 
 
-def _draw(
-    logits: torch.Tensor, top: torch.Tensor, params: SamplingTensors, k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Try rows [M, V] with their ``k`` largest; ``top`` [M] is the largest: (token ids [M], settled [M] bool)."""
-    vocab, whole = logits.shape[1], k == logits.shape[1]
+def _draw(logits: torch.Tensor, top: torch.Tensor, params: SamplingTensors) -> tuple[torch.Tensor, torch.Tensor]:
+    """Try rows [M, V] with their largest logits; ``top`` [M] is the largest: (token ids [M], settled [M] bool)."""
+    vocab = logits.shape[1]
+    k, whole = min(_FIRST, vocab), vocab <= _FIRST
     # the largest goes before the division: x / 1e-38 overflows, 0 / 1e-38 does not
     temperature = params.temperature.clamp(min=_TINY)[:, None]
     values, ids = _ordered(logits, k)
@@ -43,8 +46,8 @@ def _draw(
     mass = weight.cumsum(1)
     top_k = torch.where(params.top_k > 0, params.top_k, vocab).clamp(max=vocab).long()
     total = _at(mass, top_k.clamp(max=k) - 1)
-    if not whole:
-        everything = ((logits - top[:, None]) / temperature).exp_().sum(1, dtype=torch.float64)
+    if not whole and bool((top_k == vocab).any()):
+        everything = (logits - top[:, None]).div_(temperature).exp_().sum(1, dtype=torch.float64)
         total = torch.where(top_k < vocab, total, everything)
     top_p, min_p = params.top_p.double(), params.min_p.double()
     keep = (weight > 0) & (torch.arange(k) < top_k[:, None])
@@ -66,6 +69,66 @@ def _draw(
     return _at(ids, place), known_total & inside & clear & (ended | unlimited)
 
 
+class _Order:
+    """The tokens of one row [V] in order of falling logit, put in order only where somebody looks.
+
+    Equal logits never part: the bucket is a monotone function of the logit.
+    """
+
+    def __init__(self, row: torch.Tensor, top: torch.Tensor, temperature: float) -> None:
+        depth = (top - row).double().div_(max(temperature, _TINY))
+        deepest = min(float(depth.max()), _DEEP) or 1.0
+        self._row = row
+        self.weight = depth.neg().exp_()
+        self._bucket = depth.mul_((_BUCKETS - 1) / deepest).clamp_(max=_BUCKETS - 1).int()
+        self._mass = torch.bincount(self._bucket, self.weight, minlength=_BUCKETS).cumsum(0)
+        self._count = torch.bincount(self._bucket, minlength=_BUCKETS).cumsum(0)
+
+    def _open(self, bucket: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """One bucket: tokens before it, its ids in order, and the mass up to and with each."""
+        ids = (self._bucket == bucket).nonzero()[:, 0]
+        ids = ids[self._row[ids].sort(descending=True, stable=True).indices]
+        before = bucket - 1
+        mass = self.weight[ids].cumsum(0)
+        return (int(self._count[before]), ids, mass + self._mass[before]) if bucket else (0, ids, mass)
+
+    def _holding(self, position: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        return self._open(int(torch.searchsorted(self._count, position, right=True)))
+
+    def mass(self, count: int) -> float:
+        """Mass of the first ``count`` tokens."""
+        if count == len(self._row):
+            return float(self._mass[-1])
+        before, _, mass = self._holding(count - 1)
+        return float(mass[count - 1 - before])
+
+    def covering(self, mass: float, right: bool) -> int:
+        """How many tokens leave the mass up to and with them short of ``mass``, or, with ``right``, not beyond it."""
+        bucket = int(torch.searchsorted(self._mass, mass, right=right))
+        if bucket == _BUCKETS:
+            return len(self._row)
+        before, _, inside = self._open(bucket)
+        return before + int(torch.searchsorted(inside, mass, right=right))
+
+    def token(self, position: int) -> int:
+        """The id at ``position`` from 0."""
+        before, ids, _ = self._holding(position)
+        return int(ids[position - before])
+
+
+def _draw_alone(
+    row: torch.Tensor, top: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float
+) -> int:
+    """The specification for one row [V] whose largest logit is ``top``."""
+    order = _Order(row, top, temperature)
+    count = min(top_k or len(row), len(row))
+    if top_p < 1:
+        count = min(count, order.covering(top_p * order.mass(count), right=False) + 1)
+    lightest = order.weight >= min_p if min_p > 0 else order.weight > 0
+    count = max(1, min(count, int(lightest.sum())))
+    return order.token(min(order.covering(uniform * order.mass(count), right=True), count - 1))
+
+
 def _rows(params: SamplingTensors, rows: torch.Tensor) -> SamplingTensors:
     names = ("temperature", "top_k", "top_p", "min_p", "uniform")
     return replace(params, **{name: getattr(params, name)[rows] for name in names})
@@ -73,21 +136,21 @@ def _rows(params: SamplingTensors, rows: torch.Tensor) -> SamplingTensors:
 
 @hookimpl
 def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
-    """See ``SamplingSpec.sample``. Raises ``FloatingPointError`` naming rows that hold a NaN or allow no token."""
-    top = logits.amax(1)  # a NaN anywhere makes it NaN
-    if not bool(torch.isfinite(top).all()):
-        bad = (~torch.isfinite(top)).nonzero().flatten().tolist()
-        raise FloatingPointError(f"logits of rows {bad} hold NaN, infinity or no allowed token; refusing to sample")
-    tokens = logits.argmax(1)
+    """See ``SamplingSpec.sample``. Rows without a finite largest logit come back with the arg max."""
     if params.all_greedy:
+        return logits.argmax(1)
+    top = logits.amax(1)  # a NaN anywhere makes it NaN
+    tokens = logits.argmax(1)
+    rows = ((params.temperature > 0) & torch.isfinite(top)).nonzero().flatten()
+    if not len(rows):
         return tokens
-    rows = (params.temperature > 0).nonzero().flatten()
-    k = min(_FIRST, logits.shape[1])
-    while len(rows):
-        drawn, settled = _draw(logits[rows], top[rows], _rows(params, rows), k)
-        tokens[rows[settled]] = drawn[settled]
-        rows = rows[~settled]
-        k = min(k * _GROWTH, logits.shape[1])
+    if len(rows) < len(logits):
+        logits, top, params = logits[rows], top[rows], _rows(params, rows)
+    drawn, settled = _draw(logits, top, params)
+    settings = (params.temperature, params.top_k, params.top_p, params.min_p, params.uniform)
+    for i in (~settled).nonzero().flatten().tolist():
+        drawn[i] = _draw_alone(logits[i], top[i], *(setting[i].item() for setting in settings))
+    tokens[rows] = drawn
     return tokens
 
 

@@ -42,12 +42,14 @@ def settings(rows: list[tuple[float, int, float, float]], uniform: torch.Tensor)
 
 def sample(capabilities: Capabilities, random: Random) -> Made:
     """All kinds of rows in one batch, and greedy rows alone; vocabularies below and above usual block sizes."""
-    for vocab, kind in itertools.product((11, 131, 1031), ("plain", "ties", "masked")):
+    for vocab, kind in itertools.product((11, 131, 1031), ("plain", "ties", "masked", "hopeless")):
         logits = random.normal(len(_ROWS), vocab) * 3
         if kind == "ties":
             logits = logits.round()
         if kind == "masked":
             logits[:, random.order(vocab)[: vocab // 2]] = float("-inf")
+        if kind == "hopeless":  # any id will do for these rows, but no error, and the others' as ever
+            logits[0], logits[1], logits[4, vocab // 2] = float("-inf"), float("nan"), float("nan")
         for label, rows in (("greedy", [_ROWS[0]] * len(_ROWS)), ("mixed", list(_ROWS))):
             params = settings(rows, random.uniform(len(rows)))
             note = "temperature, top-k, top-p, min-p per row; lowest id on a tie; never a masked token"
