@@ -122,6 +122,25 @@ def test_leaving_a_stream_aborts_it(chain_llm: LLM) -> None:
     idle(chain_llm)
 
 
+def test_streams_read_in_turns_and_a_call_in_between(rand_llm: LLM) -> None:
+    """Whoever steps the engine, each request's outputs reach the one who reads it."""
+    prompts, lengths = ("ab", "cde", "f"), (5, 9, 2)
+    params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in lengths]
+    alone = [rand_llm.generate(p, s)[0].outputs[0].token_ids for p, s in zip(prompts, params, strict=True)]
+    streams = [rand_llm.stream(p, s) for p, s in zip(prompts[:2], params[:2], strict=True)]
+    last: dict[int, list[int]] = {}
+    while streams_left := [i for i, s in enumerate(streams) if s is not None]:
+        for i in streams_left:
+            result = next(streams[i], None)
+            if result is None:
+                streams[i] = None
+                continue
+            last[i] = result.outputs[0].token_ids
+            assert rand_llm.generate(prompts[2], params[2])[0].outputs[0].token_ids == alone[2]
+    assert last == {0: alone[0], 1: alone[1]}
+    idle(rand_llm)
+
+
 def test_chat(chain_llm: LLM) -> None:
     messages = [{"role": "user", "content": "x"}]
     (result,) = chain_llm.chat(messages, GREEDY)

@@ -26,7 +26,7 @@ class LLM:
     ``model`` and the keyword arguments are those of ``EngineArgs``; vLLM's others are accepted where they have no
     meaning here and refused where they would change the result. ``device`` is a plugin's name or the torch string that
     people know. Raises ``TypeError`` for an unknown argument, ``UsageError`` and ``PluginError`` as ``build_engine``.
-    Not safe for several threads at once.
+    Not safe for several threads at once; streams may be read in turns, and ``generate`` called between two results.
     """
 
     def __init__(self, model: str, **kwargs: Any) -> None:
@@ -39,6 +39,7 @@ class LLM:
         self._engine = built.engine
         self._frontend = Frontend.load(self.args, built.info)
         self._ids = itertools.count()
+        self._inboxes: dict[str, list[SequenceOutput]] = {}
 
     def generate(
         self,
@@ -186,9 +187,9 @@ class LLM:
         try:
             while running or waiting:
                 self._feed(waiting, running)
-                for output in self._engine.step():
+                for output in self._outputs(running):
                     processor = running.get(output.request_id)
-                    if processor is None:
+                    if processor is None:  # a stop string ended it before this output
                         continue
                     self._take(processor, output)
                     if processor.finished:
@@ -197,6 +198,25 @@ class LLM:
         finally:
             if running:
                 self._engine.abort(list(running))
+            for processor in processors:
+                self._inboxes.pop(processor.request.request_id, None)
+
+    def _outputs(self, running: Mapping[str, OutputProcessor]) -> list[SequenceOutput]:
+        """What came for ``running``: in the steps of another open iterator, else in one step made now."""
+        ready = self._collected(running)
+        if ready:
+            return ready
+        for output in self._engine.step():
+            if output.request_id in self._inboxes:
+                self._inboxes[output.request_id].append(output)
+        return self._collected(running)
+
+    def _collected(self, running: Mapping[str, OutputProcessor]) -> list[SequenceOutput]:
+        found: list[SequenceOutput] = []
+        for request_id in running:
+            found += self._inboxes[request_id]
+            self._inboxes[request_id].clear()
+        return found
 
     def _feed(self, waiting: deque[OutputProcessor], running: dict[str, OutputProcessor]) -> None:
         """Queue as many as the engine's bounded queue takes."""
@@ -205,9 +225,10 @@ class LLM:
             try:
                 self._engine.add_request(request)
             except OverloadedError:
-                if not running:
+                if not self._engine.has_work():
                     raise
                 return
+            self._inboxes[request.request_id] = []
             running[request.request_id] = waiting.popleft()
 
     def _take(self, processor: OutputProcessor, output: SequenceOutput) -> None:
