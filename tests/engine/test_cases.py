@@ -339,6 +339,13 @@ def test_without_chunked_prefill_prompts_run_whole(solo: Solo) -> None:
     assert {n for step in model.steps for n in step} == {1, 25}
 
 
+def test_without_chunked_prefill_the_chunk_threshold_has_no_effect(solo: Solo) -> None:
+    engine = make_engine(enable_chunked_prefill=False, max_num_batched_tokens=128, long_prefill_token_threshold=4)
+    prompts = {"a": [5] * 19, "b": [6, 7]}
+    results = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
+    assert all(results.of(name) == solo(prompt, 8) for name, prompt in prompts.items())
+
+
 def test_stats_and_times() -> None:
     engine = make_engine()
     results = run(engine, [request("a", [1, 2, 3], max_tokens=4)])

@@ -122,11 +122,11 @@ class Scheduler:
 
     def _chunk(self, pending: int) -> int:
         """Tokens of a prompt that this step can take, 0 where none."""
+        if not self.config.enable_chunked_prefill:
+            return pending if pending <= self._budget else 0
         limit = self._budget
         if self.config.long_prefill_token_threshold:
             limit = min(limit, self.config.long_prefill_token_threshold)
-        if pending > limit and not self.config.enable_chunked_prefill:
-            return 0
         return min(pending, limit)
 
     def _make_room(self, seq: Sequence, count: int) -> bool:
