@@ -431,3 +431,20 @@ def test_a_failed_step_leaves_no_prefix_behind(solo: Solo) -> None:
     results = run(engine, [request("b", [5] * 12)])
     assert results.outputs[0].num_cached_tokens == 0
     assert results.of("b") == solo([5] * 12, 8)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "n": 2}, {"max_tokens": 0, "prompt_logprobs": 1}])
+def test_blocks_that_gave_nan_are_not_found_again(params: dict[str, object], solo: Solo) -> None:
+    """A fault of the device that passes must not live on in the prefix cache."""
+    broken = True
+
+    def passing(*args: object) -> torch.Tensor:
+        return attention(*args) * (torch.nan if broken else 1.0)
+
+    engine = make_engine(ops=make_ops(attention=passing), max_num_batched_tokens=8)
+    results = run(engine, [request("a", [5] * 21, **params)])
+    assert set(results.reasons.values()) == {"error"}
+    broken = False
+    assert run(engine, [request("b", [5] * 21)]).of("b") == solo([5] * 21, 8)
+    again = run(engine, [request("c", [5] * 21)])
+    assert again.of("c") == solo([5] * 21, 8) and again.outputs[0].num_cached_tokens == 20

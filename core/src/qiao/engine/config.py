@@ -25,9 +25,9 @@ class EngineConfig:
 
     ``num_blocks`` blocks of ``block_size`` tokens are the whole KV cache, of ``dtype``. ``max_num_batched_tokens`` is
     the token budget of a step and ``max_num_seqs`` the most sequences in it; ``long_prefill_token_threshold`` caps
-    one prompt's chunk (0: only the budget does; no effect without chunked prefill). ``scheduling_policy`` is ``fcfs`` or ``priority``. More than
-    ``max_num_queued`` waiting sequences are refused. ``seed`` starts the generator that seeds unseeded requests.
-    ``check_integrity`` compares blocks and references whenever the engine falls idle.
+    one prompt's chunk (0: only the budget does; no effect without chunked prefill). ``scheduling_policy`` is ``fcfs``
+    or ``priority``. More than ``max_num_queued`` waiting sequences are refused. ``seed`` starts the generator that
+    seeds unseeded requests. ``check_integrity`` compares blocks and references whenever the engine falls idle.
 
     Raises ``ParameterError`` naming the field.
     """

@@ -175,7 +175,7 @@ class Engine:
         if failed:
             outputs = [o for o in outputs if o.request_id not in failed]
             for request in failed.values():
-                outputs += self._fail([request], request.fault or _UNCHOSEN)
+                outputs += self._fail([request], request.fault or _UNCHOSEN, distrusted=True)
         return outputs
 
     def _append(self, seq: Sequence, token: int, scored: TokenLogprobs | None) -> SequenceOutput:
@@ -206,7 +206,7 @@ class Engine:
             if leader.num_computed < len(leader.tokens) or leader.wants_token:
                 continue
             if leader.request.fault is not None:
-                outputs += self._fail([leader.request], leader.request.fault)
+                outputs += self._fail([leader.request], leader.request.fault, distrusted=True)
                 continue
             group = [leader, *forks.get(i, ())]
             for seq in group:
@@ -244,10 +244,14 @@ class Engine:
             if not seq.request.unfinished:
                 del self._requests[seq.request.id]
 
-    def _fail(self, requests: Iterable[Request], text: str) -> list[SequenceOutput]:
+    def _fail(self, requests: Iterable[Request], text: str, distrusted: bool = False) -> list[SequenceOutput]:
+        """End ``requests``. What is ``distrusted``, since it gave NaN, must not reach others by a prefix hit."""
         outputs: list[SequenceOutput] = []
         for request in requests:
             ended = [s for s in request.sequences if s.status is not Status.FINISHED]
+            if distrusted and self._blocks.cache is not None:
+                for seq in ended:
+                    self._blocks.cache.forget(seq.blocks)
             self._finish_all(ended)
             outputs += [
                 SequenceOutput(request_id=request.id, index=s.index, finish_reason="error", error=text) for s in ended

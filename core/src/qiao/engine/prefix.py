@@ -84,6 +84,14 @@ class PrefixCache:
         del self._blocks[self._keys.pop(block)]
         return block
 
+    def forget(self, blocks: Items[int]) -> None:
+        """Make no prefix hit find ``blocks`` again; whoever refers to them, and all are referred to, keeps them."""
+        for block in blocks:
+            assert block not in self._unused, "an unreferenced block would be lost"
+            key = self._keys.pop(block, None)
+            if key is not None:
+                del self._blocks[key]
+
     def clear(self) -> list[int]:
         """Forget all content; returns the blocks that nobody refers to."""
         freed = list(self._unused)
