@@ -3,6 +3,8 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import qiao
 import torch
@@ -31,6 +33,12 @@ def test_vllms_arguments_mean_what_they_say() -> None:
     assert (args.model, args.tokenizer, args.dtype, args.device) == ("m", "t", "torch.bfloat16", "npu")
     assert (args.served_model_name, args.seed, args.gpu_memory_utilization) == (("name",), 0, 0.5)
     assert args.hf_overrides == {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 5.0}
+
+
+def test_none_means_the_default_and_devices_may_be_torchs() -> None:
+    names = ("max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "enable_chunked_prefill", "seed")
+    args = engine_args("m", {**dict.fromkeys(names), "device": torch.device("cpu"), "max_model_len": None})
+    assert args == engine_args("m", {"device": "cpu"})
 
 
 def test_arguments_without_meaning_are_accepted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -90,3 +98,42 @@ def test_importing_qiao_loads_nothing_heavy() -> None:
     code = f"import sys, qiao; qiao.SamplingParams(); print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", 5),
+        ("stop", [5]),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", "12"),
+        ("bad_words", "abc"),
+        ("bad_words", [5]),
+        ("allowed_token_ids", {5: 1.0}),
+        ("logit_bias", [1]),
+        ("temperature", "1"),
+        ("max_tokens", 2.5),
+    ],
+)
+def test_sampling_fields_of_a_wrong_type_are_named(field: str, value: Any) -> None:
+    with pytest.raises(ParameterError, match=f"^{field}: "):
+        qiao.SamplingParams(**{field: value})
+
+
+def test_numbers_and_collections_of_other_libraries_become_plain() -> None:
+    params = qiao.SamplingParams(
+        temperature=np.float32(0.5),
+        max_tokens=np.int64(3),
+        stop=("a", "b"),
+        stop_token_ids={5},
+        allowed_token_ids=np.array([5, 6]),
+        logit_bias={np.int64(7): np.float32(2.0)},
+    )
+    assert msgspec.json.decode(msgspec.json.encode(params)) == {
+        "temperature": 0.5,
+        "max_tokens": 3,
+        "stop": ["a", "b"],
+        "stop_token_ids": [5],
+        "allowed_token_ids": [5, 6],
+        "logit_bias": {"7": 2.0},
+    }

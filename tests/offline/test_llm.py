@@ -1,6 +1,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from qiao import LLM, RequestOutputKind, SamplingParams, TokensPrompt
@@ -68,6 +69,40 @@ def test_what_is_no_prompt(chain_llm: LLM, prompts: Any) -> None:
     with pytest.raises((ParameterError, TypeError)):
         chain_llm.generate(prompts, GREEDY)
     idle(chain_llm)
+
+
+def test_token_ids_of_numpy_and_torch_are_integers(chain_llm: LLM) -> None:
+    params = SamplingParams(max_tokens=1)
+    for prompts in (
+        np.array([5, 6]),
+        torch.tensor([5, 6]),
+        np.array([[5, 6]]),
+        [np.int64(5), 6],
+        {"prompt_token_ids": np.array([5, 6])},
+        [torch.tensor([5, 6])],
+    ):
+        (result,) = chain_llm.generate(prompts, params)
+        assert result.prompt_token_ids == [5, 6] and all(type(i) is int for i in result.prompt_token_ids)
+    results = chain_llm.generate([torch.tensor([5]), np.array([6])], params)
+    assert [result.prompt_token_ids for result in results] == [[5], [6]]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "field"),
+    [
+        ("x", {"sampling_params": {"max_tokens": 1}}, "sampling_params"),
+        ("x", {"sampling_params": [{"max_tokens": 1}]}, "sampling_params"),
+        ("x", {"sampling_params": 5}, "sampling_params"),
+        (["x", "y"], {"priority": "12"}, "priority"),
+        ({"prompt": "x", "cache_salt": 5}, {}, "cache_salt"),
+        ({"prompt_token_ids": "56"}, {}, "prompts"),
+        ([[5.0, 6.0]], {}, "prompts"),
+        (5.5, {}, "prompts"),
+    ],
+)
+def test_wrong_types_name_their_field(chain_llm: LLM, prompts: Any, options: dict[str, Any], field: str) -> None:
+    with pytest.raises(ParameterError, match=f"^{field}: "):
+        chain_llm.generate(prompts, **options)
 
 
 def test_one_or_many_parameters(chain_llm: LLM) -> None:

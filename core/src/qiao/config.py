@@ -71,8 +71,9 @@ class EngineArgs:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ParameterError(name, f"must be an integer of at least 1, got {value!r}")
-        if self.gpu_memory_utilization is not None and not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ParameterError("gpu_memory_utilization", f"must be in (0, 1], got {self.gpu_memory_utilization}")
+        share = self.gpu_memory_utilization
+        if share is not None and (not isinstance(share, int | float) or not 0.0 < share <= 1.0):
+            raise ParameterError("gpu_memory_utilization", f"must be a number in (0, 1], got {share!r}")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ParameterError("scheduling_policy", f"must be fcfs or priority, got {self.scheduling_policy!r}")
         if self.dtype.removeprefix("torch.") not in _DTYPES:

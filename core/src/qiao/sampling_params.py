@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from enum import Enum
+from numbers import Integral, Real
 from typing import Any
 
 import msgspec
@@ -98,8 +100,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 setattr(self, name, 1)
             elif getattr(self, name) is False:
                 setattr(self, name, None)
+        for name in self.__struct_fields__:
+            setattr(self, name, _plain(getattr(self, name)))
         if isinstance(self.stop, str):
             self.stop = [self.stop]
+        for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "bad_words_token_ids"):
+            setattr(self, name, _listed(name, getattr(self, name)))
+        if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
+            raise ParameterError("logit_bias", f"must map token ids to biases, got {self.logit_bias!r:.100}")
         if self.logit_bias:
             self.logit_bias = self._clamped_bias(self.logit_bias)
 
@@ -113,6 +121,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 token = int(key)
             except (TypeError, ValueError):
                 raise ParameterError("logit_bias", f"keys are token ids, got {key!r}") from None
+            value = _plain(value)
             if not isinstance(value, (int, float)) or math.isnan(value):
                 raise ParameterError("logit_bias", f"the value of {key!r} must be a number, got {value!r}")
             clean[token] = max(-100.0, min(100.0, float(value)))
@@ -172,8 +181,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise ParameterError("stop", "stop strings need detokenize=True")
         if self.bad_words is not None and len(self.bad_words) > MAX_BAD_WORDS:
             raise ParameterError("bad_words", f"at most {MAX_BAD_WORDS} words, got {len(self.bad_words)}")
-        if self.bad_words is not None and any(not word for word in self.bad_words):
-            raise ParameterError("bad_words", "must not contain an empty string")
+        for word in self.bad_words or ():
+            if not isinstance(word, str) or not word:
+                raise ParameterError("bad_words", f"must hold non-empty strings, got {word!r:.100}")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ParameterError("allowed_token_ids", "must not be empty")
 
@@ -195,3 +205,21 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             wanted = getattr(self, name)
             if wanted is not None and (vocab_size if wanted == -1 else wanted) > max_logprobs:
                 raise ParameterError(name, f"at most {max_logprobs} (--max-logprobs), got {wanted}")
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch's kind as Python's own, so that it can be sent; anything else as it is."""
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def _listed(name: str, value: Any) -> list[Any] | None:
+    """Any collection as a list with plain numbers. Raises ``ParameterError`` for a single value."""
+    if value is None:
+        return None
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise ParameterError(name, f"must be a list, got {value!r:.100}")
+    return [_plain(item) for item in value]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from qiao.config import EngineArgs
@@ -97,8 +98,9 @@ def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
 
 
 def _converted(values: dict[str, Any]) -> dict[str, Any]:
-    """Types that vLLM's users pass, as ``EngineArgs`` holds them."""
-    result = dict(values)
+    """Types that vLLM's users pass, as ``EngineArgs`` holds them. None means the default, as there."""
+    optional = {field.name for field in fields(EngineArgs) if field.default is None}
+    result = {name: value for name, value in values.items() if value is not None or name in optional}
     for name in ("served_model_name", "drop"):
         value = result.get(name)
         if name in result:
@@ -108,10 +110,9 @@ def _converted(values: dict[str, Any]) -> dict[str, Any]:
             raise ParameterError(name, "must be a dict; a function is not supported")
         if name in result:
             result[name] = dict(result[name] or {})
-    if "dtype" in result:
-        result["dtype"] = str(result["dtype"])
-    if result.get("seed", 0) is None:
-        del result["seed"]
+    for name in ("dtype", "device"):
+        if name in result:
+            result[name] = str(result[name])
     return result
 
 

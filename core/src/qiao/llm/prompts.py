@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 from qiao.errors import ParameterError
@@ -33,9 +34,11 @@ def prompt_list(prompts: Any) -> list[Prompt]:
         raise ParameterError("prompts", "are missing")
     if isinstance(prompts, str | Mapping):
         return [cast(Prompt, prompts)]
+    if not isinstance(prompts, Iterable):
+        raise ParameterError("prompts", f"must be one prompt or a list of them, got {prompts!r:.100}")
     items = list(prompts)
-    if items and all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-        return [items]
+    if items and all(_is_id(item) for item in items):
+        return [_ids(items)]
     return items
 
 
@@ -48,13 +51,37 @@ def prompt_parts(prompt: Any) -> tuple[str | list[int], str | None, str]:
             raise ParameterError("prompts", "only text and token ids are supported")
         text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
         salt = prompt.get("cache_salt") or ""
+        if not isinstance(salt, str):
+            raise ParameterError("cache_salt", f"must be a string, got {salt!r:.100}")
         if ids is not None:
-            return list(ids), text, salt
+            return _ids(ids), text, salt
         if isinstance(text, str):
             return text, text, salt
-    elif isinstance(prompt, Sequence):
-        return list(prompt), None, ""
+    elif isinstance(prompt, Iterable) and not _is_id(prompt):
+        return _ids(prompt), None, ""
     raise ParameterError("prompts", f"each is text, token ids, or a dict with one of them; got {prompt!r:.100}")
+
+
+def _is_id(item: Any) -> bool:
+    """Whether ``item`` is an integer of Python, numpy or torch."""
+    if isinstance(item, bool) or getattr(item, "ndim", 0) != 0:
+        return False
+    try:
+        operator.index(item)
+    except TypeError:
+        return False
+    return True
+
+
+def _ids(items: Any) -> list[int]:
+    """Token ids as Python's integers, which is what can be sent and compared."""
+    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+        raise ParameterError("prompts", f"token ids are a list of integers, got {items!r:.100}")
+    found = list(items)
+    for item in found:
+        if not _is_id(item):
+            raise ParameterError("prompts", f"token ids are integers, got {item!r:.100}")
+    return [operator.index(item) for item in found]
 
 
 def conversations(messages: Any) -> list[Sequence[Message]]:
@@ -72,7 +99,13 @@ def for_each(given: Any, kind: type, default: Any, count: int, field: str = "sam
         given = default
     if isinstance(given, kind):
         return [given] * count
+    one = kind.__name__
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise ParameterError(field, f"must be one {one} or a list of them, got {given!r:.100}")
     values = list(given)
+    for value in values:
+        if not isinstance(value, kind):
+            raise ParameterError(field, f"must hold {one} objects, got {value!r:.100}")
     if len(values) != count:
         raise ParameterError(field, f"{len(values)} were given for {count} prompts; give one, or one for each")
     return values
