@@ -59,6 +59,36 @@ def test_each_operator_that_the_chip_lacks_is_replaced_at_start(hook, caplog):
     assert served.crossings == [Crossing.priced(plan, c.step) for c in served.crossings]
 
 
+WRONG = {
+    "allocate_kv": lambda cache: (cache.key, cache.value),
+    "attention": lambda out: None,
+    "decode_attention": lambda out: out.flatten(1),
+    "pack_weight": lambda packed: packed.data,
+    "matmul": lambda out: out.double() if out.dtype != torch.float64 else out,
+    "sample": lambda ids: ids[:, None],
+    "apply_penalties": lambda logits: None,
+    "logprobs": lambda out: (out.chosen, out.rank, out.top_ids, out.top_values),
+    "rms_norm": lambda out: (out, out),
+    "add_rms_norm": lambda pair: pair[0],
+    "rotary": lambda pair: (pair[0], pair[1][:-1]),
+    "silu_mul": lambda out: out.repeat(1, 2),
+    "rope_write_kv": lambda query: (query, query),
+}
+"""What a vendor may return by mistake in place of what the contract asks for."""
+
+
+@pytest.mark.parametrize("hook", WRONG)
+def test_a_result_of_a_wrong_kind_is_found_at_start(hook):
+    backend = sim_backend()
+    right = backend.hooks[hook]
+    hooks = {**backend.hooks, hook: lambda *args: WRONG[hook](right(*args))}
+    backend = make_backend(LoadedPlugin("sim", hooks), backend.device, backend.host)
+    plan, table = confirm(plan_for(backend), backend, FallbackCounters())
+    reason = plan.placement(hook, "dense" if CATALOG[hook].group == "W" else "").reason
+    assert "returned" in reason and "the contract asks for" in reason
+    assert serve(table).tokens == expected()
+
+
 def test_all_operators_at_once():
     backend = sim_backend()
     broken = {name: lacking(name).hooks[name] for name in USED}

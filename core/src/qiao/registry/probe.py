@@ -1,14 +1,15 @@
 """The start-up probe: each bound operator is called once on a tiny case, so that declared support is confirmed.
 
-An operator that raises here leads to a new plan before anything is served, and the policy applies to that one. After
-the start nothing is moved any more: an operator that raises then fails its request.
+An operator that raises here, or returns something else than the contract says (kind, shape, dtype, device), leads to
+a new plan before anything is served, and the policy applies to that one. After the start nothing is moved any more: an
+operator that raises then fails its request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +17,7 @@ from qiao.contract import (
     AttentionMetadata,
     AttentionShape,
     KVCache,
+    LogprobOutput,
     PackedWeight,
     PenaltyTensors,
     SamplingTensors,
@@ -35,6 +37,7 @@ _TOKENS = 3
 _VOCABULARY = 32
 
 Call = tuple[str, Callable[[], Any]]
+_Record = TypeVar("_Record")
 
 
 @dataclass(slots=True)
@@ -140,7 +143,13 @@ def _attention_calls(
     options = (size**-0.5, shape.sliding_window, shape.soft_cap)
 
     def allocate() -> None:
-        state.cache = _new_cache(table, plan, shape, dtype)
+        cache = _is_a(KVCache, _new_cache(table, plan, shape, dtype))
+        if (cache.layout, cache.block_size) != (table.kv_layout, plan.block_size):
+            raise TypeError(
+                f"returned layout {cache.layout} and blocks of {cache.block_size}, "
+                f"asked for were {table.kv_layout} and {plan.block_size}"
+            )
+        state.cache = cache
 
     def write() -> None:
         assert state.cache is not None  # the call before made it
@@ -154,7 +163,8 @@ def _attention_calls(
 
     def read() -> None:
         metadata = replace(_metadata(table.kv_device, decode), plan=state.plan)
-        attend(_ones((tokens, heads, size), dtype, table.device), state.cache, metadata, *options)
+        query = _ones((tokens, heads, size), dtype, table.device)
+        _like(query, attend(query, state.cache, metadata, *options))
 
     def copy() -> None:
         assert state.cache is not None  # the first call made it
@@ -175,7 +185,8 @@ def _rope_write_call(table: OpTable, plan: Plan, shape: AttentionShape, dtype: t
         cache = _new_cache(table, plan, shape, dtype)
         query, key = (_ones((_TOKENS, n, shape.head_dim), dtype, table.device) for n in _heads(shape))
         turn = _ones((_TOKENS, shape.head_dim // 2), torch.float32, table.device)
-        table.rope_write_kv(query, key, key.clone(), turn, turn, False, cache, _slots(plan, table.kv_device))
+        slots = _slots(plan, table.kv_device)
+        _like(query, table.rope_write_kv(query, key, key.clone(), turn, turn, False, cache, slots))
 
     return "rope_write_kv", call
 
@@ -191,11 +202,12 @@ def _matmul_calls(table: OpTable, scheme: str, dtype: torch.dtype) -> Iterator[C
     info = WeightInfo("probe", _FEATURES, _FEATURES, bits, grouped)
 
     def pack() -> None:
-        state.weight = ops.pack_weight(scheme, _weight(scheme, dtype), info, ops.device)
+        state.weight = _is_a(PackedWeight, ops.pack_weight(scheme, _weight(scheme, dtype), info, ops.device))
 
     def product() -> None:
         assert state.weight is not None  # the call before made it
-        ops.matmul(_ones((_TOKENS, _FEATURES), dtype, table.device), state.weight, None)
+        x = _ones((_TOKENS, _FEATURES), dtype, table.device)
+        _like(x, ops.matmul(x, state.weight, None))
 
     yield "pack_weight", pack
     yield "matmul", product
@@ -229,14 +241,21 @@ def _sampling_calls(table: OpTable) -> list[Call]:
 
     def sample() -> None:
         settings = (numbers(0.7), numbers(5, torch.int32), numbers(0.9), numbers(0.01), numbers(0.5))
-        table.sample(logits(), SamplingTensors(*settings, False, True, True, True))
+        ids = torch.zeros(rows, dtype=torch.int64).to(device)
+        _like(ids, table.sample(logits(), SamplingTensors(*settings, False, True, True, True)))
 
     def penalise() -> None:
         ids = torch.zeros((rows, 1), dtype=torch.int64).to(device)
-        table.apply_penalties(logits(), PenaltyTensors(ids, ids, numbers(0.5), numbers(0.5), numbers(1.1)))
+        given = logits()
+        _like(given, table.apply_penalties(given, PenaltyTensors(ids, ids, numbers(0.5), numbers(0.5), numbers(1.1))))
 
     def score() -> None:
-        table.logprobs(logits(), torch.zeros(rows, dtype=torch.int64).to(device), 2)
+        ids = torch.zeros(rows, dtype=torch.int64).to(device)
+        found = _is_a(LogprobOutput, table.logprobs(logits(), ids, 2))
+        _like(ids, found.rank)
+        _like(ids.float(), found.chosen)
+        _like(ids[:, None].expand(rows, 2), found.top_ids)
+        _like(ids[:, None].expand(rows, 2).float(), found.top_values)
 
     return [("sample", sample), ("apply_penalties", penalise), ("logprobs", score)]
 
@@ -250,16 +269,22 @@ def _light_calls(table: OpTable, plan: Plan, dtype: torch.dtype) -> list[Call]:
     def rotate() -> None:
         query, key = (_ones((_TOKENS, n, attention.head_dim), dtype, device) for n in _heads(attention))
         turn = _ones((_TOKENS, attention.head_dim // 2), torch.float32, device)
-        table.rotary(query, key, turn, turn, False)
+        _pair(query, key, table.rotary(query, key, turn, turn, False))
+
+    def add_norm() -> None:
+        x, weight = rows(_FEATURES), _ones((_FEATURES,), dtype, device)
+        _pair(x, x, table.add_rms_norm(rows(_FEATURES), rows(_FEATURES), weight, 1e-6))
+
+    def norm() -> None:
+        x = rows(_FEATURES)
+        _like(x, table.rms_norm(x, _ones((_FEATURES,), dtype, device), 1e-6))
 
     calls: dict[str, Callable[[], Any]] = {
-        "rms_norm": lambda: table.rms_norm(rows(_FEATURES), _ones((_FEATURES,), dtype, device), 1e-6),
-        "add_rms_norm": lambda: table.add_rms_norm(
-            rows(_FEATURES), rows(_FEATURES), _ones((_FEATURES,), dtype, device), 1e-6
-        ),
+        "rms_norm": norm,
+        "add_rms_norm": add_norm,
         "rotary": rotate,
-        "silu_mul": lambda: table.silu_mul(rows(_FEATURES)),
-        "gelu_mul": lambda: table.gelu_mul(rows(_FEATURES)),
+        "silu_mul": lambda: _like(rows(_FEATURES // 2), table.silu_mul(rows(_FEATURES))),
+        "gelu_mul": lambda: _like(rows(_FEATURES // 2), table.gelu_mul(rows(_FEATURES))),
     }
     used = dict(plan.shape.fused_calls)
     return [(name, call) for name, call in calls.items() if not used or used.get(name)]
@@ -267,3 +292,32 @@ def _light_calls(table: OpTable, plan: Plan, dtype: torch.dtype) -> list[Call]:
 
 def _ones(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
     return torch.ones(shape, dtype=dtype).to(device)
+
+
+def _is_a(kind: type[_Record], result: object) -> _Record:
+    """``result``, where it is of ``kind``."""
+    if not isinstance(result, kind):
+        raise TypeError(f"returned {_described(result)}, the contract asks for {kind.__name__}")
+    return result
+
+
+def _like(wanted: torch.Tensor, result: object) -> None:
+    """Refuse what is no tensor of the shape, dtype and device of ``wanted``."""
+    if isinstance(result, torch.Tensor):
+        facts = ("shape", "dtype", "device")
+        if all(getattr(result, fact) == getattr(wanted, fact) for fact in facts):
+            return
+    raise TypeError(f"returned {_described(result)}, the contract asks for {_described(wanted)}")
+
+
+def _pair(first: torch.Tensor, second: torch.Tensor, result: object) -> None:
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise TypeError(f"returned {_described(result)}, the contract asks for two tensors")
+    _like(first, result[0])
+    _like(second, result[1])
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {list(value.shape)} of {str(value.dtype).removeprefix('torch.')} on {value.device}"
+    return f"a {type(value).__name__}" if value is not None else "nothing"
