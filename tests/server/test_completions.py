@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,26 @@ def test_n_best_of_and_logprobs_are_honoured(rand: RunningServer) -> None:
     assert zero["token_logprobs"] == pytest.approx(five["token_logprobs"])
     assert [len(t) for t in zero["top_logprobs"]] == [1, 1, 1]
     assert all(isinstance(token, str) for token in zero["tokens"])
+
+
+def test_an_answer_that_a_stop_string_ends_does_not_run_on_beside_its_sibling(rand: RunningServer) -> None:
+    """The engine's work, the usage and the metrics agree with what the client got."""
+    body = {"prompt": "q", "n": 2, "seed": 5, "max_tokens": 450, "ignore_eos": True, "temperature": 1}
+    call = functools.partial(rand.http().post, "/v1/completions")
+    first, second = [choice["text"] for choice in call(json=body).json()["choices"]]
+    rand.wait_for(lambda: rand.metric("vllm:num_requests_running") == 0)
+    stop = next(c for c in first[:100] if c.isascii() and c not in second)
+    names = ("vllm:generation_tokens_total", "vllm:request_generation_tokens_sum")
+    before = [rand.metric(name) for name in names]
+    answer = call(json={**body, "stop": stop, "return_token_ids": True}).json()
+    rand.wait_for(lambda: rand.metric("vllm:num_requests_running") == 0)
+    made, counted = [rand.metric(name) - old for name, old in zip(names, before, strict=True)]
+    lengths = [len(choice["token_ids"]) for choice in answer["choices"]]
+    assert [choice["text"] for choice in answer["choices"]] == [first[: first.index(stop)], second]
+    assert answer["usage"]["completion_tokens"] == sum(lengths) == counted
+    assert lengths[0] <= 200
+    assert lengths[1] == 450
+    assert made < 850  # 900 without the abort
 
 
 def test_several_prompts_in_every_form(rand: RunningServer) -> None:

@@ -55,7 +55,7 @@ BOTH: list[dict[str, Any]] = [
     *({"stream_options": value} for value in ({"include_usage": True}, "x")),
     *({"min_tokens": value} for value in (-1, 5)),
     *({"min_p": value} for value in (-0.1, 2)),
-    *({"repetition_penalty": value} for value in (0, -1)),
+    *({"repetition_penalty": value} for value in (0, -1, 1e-320, 1e300)),
     *({"presence_penalty": value} for value in (3, "x")),
     *({"truncate_prompt_tokens": value} for value in (0, -2, 100000)),
     *({"priority": value} for value in (1, 2**70, "high")),

@@ -64,10 +64,11 @@ class ScriptedEngine:
         for index in range(request.params.n):
             self.made[request.request_id, index] = []
 
-    def abort(self, request_ids: Sequence[str]) -> None:
+    def abort(self, request_ids: Sequence[str], index: int | None = None) -> None:
         for request_id in request_ids:
-            self.requests.pop(request_id, None)
-            for key in [k for k in self.made if k[0] == request_id]:
+            if index is None:
+                self.requests.pop(request_id, None)
+            for key in [k for k in self.made if k[0] == request_id and index in (None, k[1])]:
                 del self.made[key]
 
     def has_work(self) -> bool:

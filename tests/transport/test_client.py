@@ -90,6 +90,20 @@ def test_leaving_early_aborts_in_the_engine() -> None:
     asyncio.run(scenario())
 
 
+def test_one_answer_is_dropped_and_its_siblings_go_on() -> None:
+    async def scenario() -> None:
+        async with running() as client:
+            async with aclosing(client.generate(request([100], n=3, max_tokens=10**6))) as outputs:
+                await anext(outputs)
+                client.abort(["r"], 1)
+                await until(lambda: client.stats().running == 2)
+                late = [(await anext(outputs)).index for _ in range(2000)]
+                assert set(late[1000:]) == {0, 2}
+            await until(lambda: client.stats().running == 0)
+
+    asyncio.run(scenario())
+
+
 def test_errors_of_one_request_arrive_as_themselves_and_hurt_nobody() -> None:
     async def scenario() -> None:
         async with running() as client:

@@ -24,6 +24,8 @@ MAX_STOP_LENGTH = 512
 MAX_BAD_WORDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_SEED = (1 << 63) - 1
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3
+"""Beyond these a logit overflows float32 and no token can be chosen."""
 
 
 class RequestOutputKind(Enum):
@@ -138,9 +140,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         self._within("top_p", 0.0, 1.0)
         if self.top_p == 0.0:
             raise ParameterError("top_p", "must be in (0, 1], got 0")
-        self._within("repetition_penalty", 0.0, math.inf)
-        if self.repetition_penalty == 0.0 or math.isinf(self.repetition_penalty):
-            raise ParameterError("repetition_penalty", f"must be finite and > 0, got {self.repetition_penalty}")
+        self._within("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         self._within("top_k", -1, (1 << 31) - 1, integer=True)
         if self.seed is not None:
             self._within("seed", -MAX_SEED - 1, MAX_SEED, integer=True)

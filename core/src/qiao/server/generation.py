@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 from qiao.engine.request import EngineRequest, SequenceOutput
 from qiao.errors import OverloadedError
+from qiao.frontend import OutputDelta
 from qiao.observability import FinishedRequest
 from qiao.outputs import RequestOutput
 from qiao.server.state import ServerState
@@ -26,13 +27,14 @@ class RequestClock:
         self._tokens = 0
         self._reasons = dict.fromkeys(range(request.params.n), "abort")
 
-    def note(self, output: SequenceOutput) -> None:
-        """Take in one output of the engine."""
+    def note(self, output: SequenceOutput, deltas: Sequence[OutputDelta]) -> None:
+        """Take in one output of the engine; ``deltas`` is what the client gets of it, nothing after a stop string."""
         now = time.time()
-        self._tokens += len(output.token_ids)
-        if output.finish_reason:
-            self._reasons[output.index] = output.finish_reason
-        if not output.token_ids:
+        for delta in deltas:
+            self._tokens += len(delta.token_ids)
+            if delta.finish_reason is not None:
+                self._reasons[delta.index] = delta.finish_reason
+        if not any(delta.token_ids for delta in deltas):
             return
         if self._first is None:
             self._scheduled = output.scheduled
@@ -41,10 +43,6 @@ class RequestClock:
         if output.index in self._last:
             self._metrics.next_token(now - self._last[output.index])
         self._last[output.index] = now
-
-    def stopped(self, index: int) -> None:
-        """A stop string ended sequence ``index``."""
-        self._reasons[index] = "stop"
 
     def finish(self, failed: bool) -> None:
         """The request is over."""
@@ -76,14 +74,13 @@ async def run(state: ServerState, request: EngineRequest, prompt: str | None) ->
     try:
         async with aclosing(state.client.generate(request)) as outputs:
             async for output in outputs:
-                clock.note(output)
                 result = processor.add(output)
-                for answer in result.outputs:
-                    if answer.finish_reason == "stop":
-                        clock.stopped(answer.index)
+                clock.note(output, processor.deltas)
                 yield result
                 if result.finished:
-                    break
+                    break  # ends the request in the engine where a stop string did it here
+                for index in processor.to_abort:
+                    state.client.abort([request.request_id], index)
     except OverloadedError:
         failed = True
         state.metrics.rejected()

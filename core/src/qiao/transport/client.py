@@ -158,10 +158,12 @@ class EngineClient:
             stream.put_nowait(EngineDeadError(why))
         self.abort(list(self._streams))
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """Drop requests. Their readers, if any are left, get a ``finish_reason`` of ``abort`` from the engine."""
+    def abort(self, request_ids: Sequence[str], index: int | None = None) -> None:
+        """Drop requests, or only their answer ``index``, in the engine. Nothing more comes for them but what is under
+        way: whoever reads them stops by itself.
+        """
         if self._process is not None and request_ids:
-            self._process.send(Aborted(list(request_ids)))
+            self._process.send(Aborted(list(request_ids), index))
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
         """Yield what the engine makes for ``request`` until all its sequences have finished.

@@ -48,8 +48,8 @@ class HostedEngine(Protocol):
         """Queue a request, or raise a ``QiaoError``."""
         ...
 
-    def abort(self, request_ids: Sequence[str]) -> object:
-        """Drop requests; unknown ids are ignored."""
+    def abort(self, request_ids: Sequence[str], index: int | None = None) -> object:
+        """Drop requests, or only their sequence ``index``; unknown ids are ignored."""
         ...
 
     def step(self) -> list[SequenceOutput]:
@@ -107,7 +107,7 @@ class EngineLoop:
             if isinstance(message, Stop):
                 return False
             if isinstance(message, Aborted):
-                self._engine.abort(message.request_ids)
+                self._engine.abort(message.request_ids, message.index)
             else:
                 self._submit(message)
             flags = zmq.NOBLOCK

@@ -28,10 +28,11 @@ class Submit(msgspec.Struct, tag="submit"):
     request: EngineRequest
 
 
-class Aborted(msgspec.Struct, tag="abort"):
-    """Front end to engine: nobody waits for these requests any more."""
+class Aborted(msgspec.Struct, tag="abort", omit_defaults=True):
+    """Front end to engine: nobody waits for these requests any more, or only for their answer ``index``."""
 
     request_ids: list[str]
+    index: int | None = None
 
 
 class Stop(msgspec.Struct, tag="stop"):
