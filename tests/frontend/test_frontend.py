@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 from qiao import SamplingParams
-from qiao.errors import ParameterError, PromptTooLongError
+from qiao.errors import ModelError, ParameterError, PromptTooLongError
 from qiao.frontend import Frontend
 
 Make = Callable[..., Frontend]
@@ -26,6 +26,17 @@ def test_max_new_tokens_is_only_the_default(make_frontend: Make) -> None:
     assert ask(frontend, [97] * 60, max_tokens=None).params.max_tokens == 4
     assert frontend.default_params() == SamplingParams(max_tokens=8, temperature=0.5)
     assert ask(make_frontend(), max_tokens=None).params.max_tokens == 62
+
+
+@pytest.mark.parametrize(
+    "config", [{"temperature": 5.0}, {"top_p": 0}, {"top_k": "x"}, {"repetition_penalty": 0}, {"max_new_tokens": 0}]
+)
+def test_defaults_that_no_request_may_have_stop_the_start(make_frontend: Make, config: dict[str, Any]) -> None:
+    (field,) = config
+    with pytest.raises(ModelError, match=f"generation_config.*{field}.*--generation-config vllm"):
+        make_frontend(config)
+    assert make_frontend(config, generation_config="vllm").sampling_defaults == {}
+    assert make_frontend(config, override_generation_config={field: 1}).default_params().n == 1
 
 
 def test_generation_config_can_be_left_out_or_overridden(make_frontend: Make) -> None:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest
-from qiao.errors import ParameterError, PromptTooLongError
+from qiao.errors import ModelError, ParameterError, PromptTooLongError
 from qiao.frontend.chat import ChatRenderer
 from qiao.frontend.output import OutputProcessor
 from qiao.frontend.vocabulary import TokenTable
@@ -43,6 +43,7 @@ class Frontend:
         self.eos_token_ids = [i for i in eos_token_ids if i < info.vocab_size]
         used = dict(generation_config or {}) if args.generation_config not in ("vllm", "none") else {}
         self.sampling_defaults = sampling_defaults({**used, **args.override_generation_config})
+        self._check_defaults()
         self._longest_token = 0
 
     @classmethod
@@ -59,6 +60,18 @@ class Frontend:
         if args.generation_config not in ("auto", "vllm", "none"):
             generation_config = load_generation_config(resolve(args.generation_config))
         return cls(tokenizer, info, args, generation_config, ends)
+
+    def _check_defaults(self) -> None:
+        """A default that no request may have is found at start, and not as the fault of each request."""
+        try:
+            params = self.default_params()
+            if params.max_tokens == 0:
+                raise ParameterError("max_new_tokens", "must be at least 1, got 0")
+        except ParameterError as error:
+            raise ModelError(
+                f"the sampling defaults of generation_config.json are not valid: {error}. Set others with "
+                "--override-generation-config, or leave the file out with --generation-config vllm"
+            ) from error
 
     @property
     def limit(self) -> int:
