@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 
 import pytest
 import torch
-from qiao.contract import CATALOG
+from qiao.contract import CATALOG, MemoryInfo
 from qiao.errors import PlanRefusedError, PluginError
 from qiao.registry import FallbackCounters, Policy, confirm, enforce, make_plan
 from qiao.registry.backend import make_backend
@@ -87,6 +88,42 @@ def test_a_result_of_a_wrong_kind_is_found_at_start(hook):
     reason = plan.placement(hook, "dense" if CATALOG[hook].group == "W" else "").reason
     assert "returned" in reason and "the contract asks for" in reason
     assert serve(table).tokens == expected()
+
+
+@pytest.mark.parametrize(
+    ("hook", "function"),
+    [
+        ("memory_info", lambda device: 1 / 0),
+        ("memory_info", lambda device: (1, 2)),
+        ("memory_info", lambda device: MemoryInfo(2, 1)),
+        ("memory_info", lambda device: MemoryInfo(-1, 1)),
+        ("synchronize", lambda device: 1 / 0),
+    ],
+)
+def test_a_device_that_cannot_be_asked_is_not_started(hook, function):
+    backend = sim_backend()
+    backend = make_backend(LoadedPlugin("sim", {**backend.hooks, hook: function}), backend.device, backend.host)
+    with pytest.raises(PluginError, match=f"cannot start on sim:0: {hook} of sim"):
+        confirm(plan_for(backend), backend, FallbackCounters())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dtypes": ()}, "dtypes is empty"),
+        ({"dtypes": "float32"}, "must be a tuple"),
+        ({"dtypes": (torch.float32,)}, "torch.float32 is no dtype"),
+        ({"kv_dtypes": ("f32",)}, "'f32' is no dtype"),
+        ({"kv_layouts": ("NDH",)}, "'NDH' is unknown"),
+        ({"block_sizes": (0,)}, "got 0"),
+        ({"head_dims": ("64",)}, "got '64'"),
+    ],
+)
+def test_capabilities_that_mean_nothing_are_refused(changes, said):
+    backend = sim_backend()
+    hooks = {**backend.hooks, "capabilities": lambda chip: replace(backend.capabilities, **changes)}
+    with pytest.raises(PluginError, match=f"capabilities failed: .*{said}"):
+        make_backend(LoadedPlugin("sim", hooks), backend.device, backend.host)
 
 
 def test_all_operators_at_once():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -55,7 +55,8 @@ def torch_type(device: str) -> str:
 def read_capabilities(plugin: LoadedPlugin, chip: str) -> Capabilities:
     """Ask ``plugin`` what ``chip`` supports.
 
-    Raises ``PluginError`` where the hook raises or returns something else than ``Capabilities``.
+    Raises ``PluginError`` where the hook raises, returns something else than ``Capabilities``, or one with a field that
+    the contract does not allow.
     """
     try:
         found = plugin.hooks["capabilities"](chip)
@@ -65,7 +66,27 @@ def read_capabilities(plugin: LoadedPlugin, chip: str) -> Capabilities:
         raise PluginError(f"capabilities failed: {type(error).__name__}: {error}") from error
     if not isinstance(found, Capabilities):
         raise PluginError(f"capabilities failed: returned {type(found).__name__}, the contract asks for Capabilities")
+    for fault in _capability_faults(found):
+        raise PluginError(f"capabilities failed: {fault}")
     return found
+
+
+def _capability_faults(found: Capabilities) -> Iterator[str]:
+    for field in ("dtypes", "kv_dtypes", "kv_layouts", "schemes", "block_sizes", "head_dims"):
+        if not isinstance(getattr(found, field), tuple | list):
+            yield f"{field} must be a tuple, got {getattr(found, field)!r}"
+            return
+    if not found.dtypes:
+        yield "dtypes is empty: the chip computes in nothing"
+    for name in (*found.dtypes, *found.kv_dtypes):
+        if not isinstance(name, str) or not isinstance(getattr(torch, name, None), torch.dtype):
+            yield f"{name!r} is no dtype: torch's names without the prefix are asked for, as in 'bfloat16'"
+    for layout in found.kv_layouts:
+        if layout not in ("NHD", "HND", "NZ"):
+            yield f"the KV layout {layout!r} is unknown: NHD, HND or NZ"
+    for size in (*found.block_sizes, *found.head_dims):
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            yield f"block_sizes and head_dims hold whole numbers of at least 1, got {size!r}"
 
 
 def probe(plugin: LoadedPlugin) -> tuple[DeviceInfo, ...]:

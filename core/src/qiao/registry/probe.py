@@ -18,6 +18,7 @@ from qiao.contract import (
     AttentionShape,
     KVCache,
     LogprobOutput,
+    MemoryInfo,
     PackedWeight,
     PenaltyTensors,
     SamplingTensors,
@@ -55,6 +56,7 @@ def confirm(plan: Plan, backend: Backend, counters: FallbackCounters) -> tuple[P
     Returns the plan that holds and its table; the probe's own copies are not counted. Raises ``PluginError`` where the
     operator that raised has no other place, and ``torch.OutOfMemoryError`` as it comes.
     """
+    _check_device(backend)
     while True:
         raised = probe_operators(bind(plan, backend, FallbackCounters()), plan)
         if not raised:
@@ -76,6 +78,25 @@ def confirm(plan: Plan, backend: Backend, counters: FallbackCounters) -> tuple[P
             rates=plan.rates,
             failed={**plan.failed, **raised},
         )
+
+
+def _check_device(backend: Backend) -> None:
+    """Ask the hooks without which nothing runs. Raises ``PluginError``."""
+    device = backend.device.torch_device
+    try:
+        found = _is_a(MemoryInfo, backend.hooks["memory_info"](device))
+        if not 0 <= found.free <= found.total:
+            raise ValueError(f"returned {found.free} free bytes of {found.total}")
+    except Exception as error:
+        raise PluginError(_unusable(backend, "memory_info", error)) from error
+    try:
+        backend.hooks["synchronize"](device)
+    except Exception as error:
+        raise PluginError(_unusable(backend, "synchronize", error)) from error
+
+
+def _unusable(backend: Backend, hook: str, error: Exception) -> str:
+    return f"cannot start on {backend.device.name}: {hook} of {backend.plugin} failed: {type(error).__name__}: {error}"
 
 
 def probe_operators(table: OpTable, plan: Plan) -> dict[str, str]:
