@@ -83,8 +83,14 @@ class _Order:
         self._bucket = depth.mul_((_BUCKETS - 1) / deepest).clamp_(max=_BUCKETS - 1).int()
         self._mass = torch.bincount(self._bucket, self.weight, minlength=_BUCKETS).cumsum(0)
         self._count = torch.bincount(self._bucket, minlength=_BUCKETS).cumsum(0)
+        self._opened: dict[int, tuple[int, torch.Tensor, torch.Tensor]] = {}
 
     def _open(self, bucket: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        if bucket not in self._opened:  # the draw often lies where the prefix ends
+            self._opened[bucket] = self._sorted(bucket)
+        return self._opened[bucket]
+
+    def _sorted(self, bucket: int) -> tuple[int, torch.Tensor, torch.Tensor]:
         """One bucket: tokens before it, its ids in order, and the mass up to and with each."""
         ids = (self._bucket == bucket).nonzero()[:, 0]
         ids = ids[self._row[ids].sort(descending=True, stable=True).indices]
