@@ -1,5 +1,8 @@
+import tracemalloc
+
 import pytest
 from qiao.errors import ParameterError
+from qiao.frontend import template_limits
 from qiao.frontend.template import MAX_OUTPUT, ChatTemplate
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -51,6 +54,64 @@ DOUBLE = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}"
 )
 def test_endless_work_and_growth_are_stopped(source: str) -> None:
     with pytest.raises(ParameterError):
+        ChatTemplate(source).render({})
+
+
+GROW = "{% set ns = namespace(x=3) %}{% for i in range(100) %}"
+NEST = "{% set ns = namespace(x=[]) %}{% for i in range(60) %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' | center(10 ** 9) }}",
+        "{{ 'a'.center(10 ** 9) }}",
+        "{{ 'a'.ljust(10 ** 9) }}",
+        "{{ 'a'.zfill(10 ** 9) }}",
+        "{{ '\t'.expandtabs(10 ** 9) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 10 ** 9) }}",
+        "{{ '{a:1000000000}'.format_map({'a': 1}) }}",
+        "{{ ('{0}' * 9999).format('a' * 99999) }}",
+        "{{ ('%(a)s' * 9999) % {'a': 'a' * 99999} }}",
+        "{{ '%.999999999f' % 1.0 }}",
+        "{{ ('a' * 99999).replace('a', 'a' * 99999) }}",
+        "{{ ('a' * 99999) | replace('a', 'a' * 99999) }}",
+        "{{ ('b' * 99999).join(['a'] * 9999) }}",
+        "{{ (['a'] * 9999) | join('b' * 99999) }}",
+        "{{ ('a' * 999999).translate({97: 'b' * 99999}) }}",
+        "{{ ('\n' * 999999) | indent(999) }}",
+        "{{ [1] | tojson(indent=10 ** 9) }}",
+        "{{ lipsum(n=10 ** 9) }}",
+        "{{ [1] | slice(10 ** 9) | list }}",
+        "{{ (['a' * 999999] * 99999) | map('upper') | list }}",
+        "{{ (1).to_bytes(10 ** 9, 'big') }}",
+        GROW + "{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        GROW + "{% set ns.x = ns.x ** 99 %}{% endfor %}",
+        NEST + "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+        NEST + "{% set ns.x = (ns.x, ns.x) %}{% endfor %}{{ ns.x | tojson }}",
+        NEST + "{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}{{ ns.x | string }}",
+        NEST + "{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x ~ '' }}",
+        "{% set x %}{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}{% endset %}",
+        "{% macro f() %}{% for i in range(9999999) %}" + "a" * 9999 + "{% endfor %}{% endmacro %}{{ f() }}",
+        "{% set x = 'a' * 9999999 %}{% for i in range(99999) %}{% set y = x | upper %}{% endfor %}",
+    ],
+)
+def test_one_operation_cannot_take_all_memory_or_time(source: str) -> None:
+    """Each would need gigabytes or minutes; a bounded peak is what tells refused from survived."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ParameterError):
+            ChatTemplate(source).render({})
+        assert tracemalloc.get_traced_memory()[1] < 1 << 29
+    finally:
+        tracemalloc.stop()
+
+
+def test_slow_operations_are_stopped_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.2)
+    source = "{% set x = 'a' * 999999 %}{% for i in range(99999) %}{% if 'ab' in x %}{% endif %}{% endfor %}"
+    with pytest.raises(ParameterError, match="processor time"):
         ChatTemplate(source).render({})
 
 
