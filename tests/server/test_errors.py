@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -203,10 +204,29 @@ def test_content_type_method_route_and_size(rand: RunningServer) -> None:
     assert http.post(TEXT, content=body, headers={"Content-Type": "application/json; charset=utf-8"}).status_code == 200
     check(http.get(TEXT), 405)
     check(http.get("/nowhere"), 404)
+    check(http.post(TEXT + "/", json=BASE[TEXT]), 404)
+    compressed = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    assert (
+        "Content-Encoding"
+        in check(http.post(TEXT, content=gzip.compress(body.encode()), headers=compressed), 400)["message"]
+    )
     check(http.post("/v1/embeddings", json={}), 404)
     check(http.post(TEXT, content=b" " * (9 << 20), headers={"Content-Type": "application/json"}), 413)
     chunked = (b" " * (1 << 20) for _ in range(9))
     check(http.post(TEXT, content=chunked, headers={"Content-Type": "application/json"}), 413)
+
+
+def test_head_and_the_allowed_methods(rand: RunningServer) -> None:
+    http = rand.http()
+    for path in ("/health", "/ping", "/v1/models", "/v1/models/M", "/version", "/metrics"):
+        answer = http.head(path)
+        assert (answer.status_code, answer.content) == (200, b""), path
+        if path not in ("/ping", "/health", "/metrics"):
+            assert int(answer.headers["content-length"]) == len(http.get(path).content)
+    assert http.head(TEXT).status_code == 405
+    assert http.delete("/ping").headers["allow"] == "GET, HEAD, POST"
+    assert http.put(TEXT).headers["allow"] == "POST"
+    assert http.post("/v1/models").headers["allow"] == "GET, HEAD"
 
 
 def test_long_prompts_are_refused_with_the_numbers(rand: RunningServer) -> None:

@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from qiao.server import errors
 from qiao.server.args import ServerArgs
-from qiao.server.middleware import LimitBody, Observe, RequireKey
+from qiao.server.middleware import HeadAsGet, LimitBody, Observe, RequireKey
 from qiao.server.routes import chat, completions, models, operations, tokenize
 from qiao.server.state import ServerState
 from qiao.server.streaming import CLIENT_GONE, ClientGoneError
@@ -47,13 +47,16 @@ def create_app(state: ServerState) -> FastAPI:
         openapi_url="/openapi.json" if documented else None,
         docs_url="/docs" if documented else None,
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would name the address that the client gave, which may be a proxy's
         middleware=_middleware(state, args),
     )
     app.state.qiao = state
     errors.install(app)
     app.add_exception_handler(ClientGoneError, _gone)
-    for module in (completions, chat, models, tokenize, operations):
-        app.include_router(module.router)
+    routers = [module.router for module in (completions, chat, models, tokenize, operations)]
+    app.state.routes = [route for router in routers for route in router.routes]
+    for router in routers:
+        app.include_router(router)
     return app
 
 
@@ -75,7 +78,7 @@ def _middleware(state: ServerState, args: ServerArgs) -> list[Middleware]:
         )
     if args.api_key:
         layers.append(Middleware(RequireKey, keys=args.api_key))
-    layers.append(Middleware(LimitBody, limit=args.max_body_bytes))
+    layers += [Middleware(LimitBody, limit=args.max_body_bytes), Middleware(HeadAsGet)]
     return layers
 
 

@@ -89,6 +89,8 @@ class StrictRoute(APIRoute):
         async def strict(request: Request) -> Response:
             if needs_json and not _is_json(request.headers.get("content-type", "")):
                 raise ApiError(400, "send the header Content-Type: application/json", code="invalid_content_type")
+            if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+                raise ApiError(400, "send the body without Content-Encoding", code="unsupported_encoding")
             return await handler(StrictRequest(request.scope, request.receive))
 
         return strict

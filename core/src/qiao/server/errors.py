@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from qiao import errors
 from qiao.server.protocol.errors import ErrorBody, ErrorDetail
@@ -120,6 +121,16 @@ def validation_error(problems: list[Any]) -> ApiError:
     return ApiError(400, f"{field}: {message}", param=path[0], code="invalid_type")
 
 
+def allowed_methods(request: Request) -> list[str]:
+    """What the path takes, over all its routes; the framework names only those of the first."""
+    methods: set[str] = set()
+    for route in request.app.state.routes:
+        match, _ = route.matches(request.scope)
+        if match is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    return sorted(methods | {"HEAD"} if "GET" in methods else methods)
+
+
 def install(app: FastAPI) -> None:
     """Register the handlers."""
 
@@ -127,8 +138,10 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, errors.QiaoError)
         return error_response(to_api_error(error))
 
-    async def on_http(_: Request, error: Exception) -> Response:
+    async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            error.headers = {"Allow": ", ".join(allowed_methods(request))}
         return error_response(error)
 
     async def on_validation(_: Request, error: Exception) -> Response:

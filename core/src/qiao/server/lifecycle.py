@@ -178,6 +178,7 @@ def uvicorn_config(state: ServerState) -> uvicorn.Config:
         log_config=None,
         server_header=False,
         lifespan="off",
+        ws="none",
         h11_max_incomplete_event_size=64 * 1024,
         timeout_graceful_shutdown=int(server.shutdown_timeout + LAST_WORDS_SECONDS) + 1,
         ssl_keyfile=server.ssl_keyfile,

@@ -106,6 +106,19 @@ class RequireKey:
         return scheme.lower() == "bearer" and bool(key) and any(matches)
 
 
+class HeadAsGet:
+    """Answers HEAD as GET; the HTTP server leaves the body out by itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on under the other method."""
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # a copy: the server looks at its own to leave the body out
+        await self._app(scope, receive, send)
+
+
 class LimitBody:
     """Refuses bodies above ``limit`` bytes with 413: at once when the length is declared, else as soon as it is
     passed.
