@@ -111,6 +111,7 @@ def test_importing_qiao_loads_nothing_heavy() -> None:
         ("bad_words", [5]),
         ("allowed_token_ids", {5: 1.0}),
         ("logit_bias", [1]),
+        ("logit_bias", {97.5: 1.0}),
         ("temperature", "1"),
         ("max_tokens", 2.5),
     ],
@@ -137,3 +138,17 @@ def test_numbers_and_collections_of_other_libraries_become_plain() -> None:
         "allowed_token_ids": [5, 6],
         "logit_bias": {"7": 2.0},
     }
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("long_prefill_token_threshold", -1),
+        ("gpu_memory_utilization", "0.5"),
+        ("block_size", "16"),
+        ("max_num_seqs", 0),
+    ],
+)
+def test_engine_arguments_are_refused_before_anything_is_read(field: str, value: Any) -> None:
+    with pytest.raises(ParameterError, match=f"^{field}: "):
+        engine_args("m", {field: value})

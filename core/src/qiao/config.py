@@ -74,6 +74,9 @@ class EngineArgs:
         share = self.gpu_memory_utilization
         if share is not None and (not isinstance(share, int | float) or not 0.0 < share <= 1.0):
             raise ParameterError("gpu_memory_utilization", f"must be a number in (0, 1], got {share!r}")
+        threshold = self.long_prefill_token_threshold
+        if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 0:
+            raise ParameterError("long_prefill_token_threshold", f"must be 0 (off) or more, got {threshold!r}")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ParameterError("scheduling_policy", f"must be fcfs or priority, got {self.scheduling_policy!r}")
         if self.dtype.removeprefix("torch.") not in _DTYPES:

@@ -121,6 +121,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for key, value in bias.items():
             try:
                 token = int(key)
+                if not isinstance(key, str) and token != key:
+                    raise ValueError
             except (TypeError, ValueError):
                 raise ParameterError("logit_bias", f"keys are token ids, got {key!r}") from None
             value = _plain(value)
