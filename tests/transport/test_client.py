@@ -184,6 +184,28 @@ def test_a_reader_that_falls_behind_loses_its_request_only() -> None:
     asyncio.run(scenario())
 
 
+def test_a_reader_with_a_backlog_leaves_turns_to_others() -> None:
+    async def scenario() -> None:
+        async with running() as client:
+            outputs = client.generate(request([100], max_tokens=1000))
+            await anext(outputs)
+            await until(lambda: client.stats().steps > 0 and client.stats().running == 0)
+            turns = 0
+
+            async def other() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            task = asyncio.create_task(other())
+            assert len([output async for output in outputs]) == 999
+            assert turns >= 50
+            task.cancel()
+
+    asyncio.run(scenario())
+
+
 PARENT = """
 import asyncio, sys
 from qiao.config import EngineArgs

@@ -30,6 +30,9 @@ LAST_WORDS_SECONDS = 1.0
 MAX_UNREAD = 8192
 """Outputs that may wait for one reader; a client that lets more pile up loses its request."""
 
+FAIR_EVERY = 16
+"""Outputs that one reader may take from a backlog before the others have a turn."""
+
 LOADING_NOTE_SECONDS = 30.0
 """Every so often a log line says that the engine is still loading."""
 
@@ -179,9 +182,13 @@ class EngineClient:
         self._streams[request.request_id] = stream
         self._process.send(Submit(request))
         running = set(range(request.params.n))
+        taken = 0
         try:
             while running:
                 item = await stream.get()
+                taken += 1
+                if taken % FAIR_EVERY == 0:
+                    await asyncio.sleep(0)  # get() does not wait while there is something; others must have their turn
                 if isinstance(item, QiaoError):
                     raise item
                 if item.finish_reason == "error":
@@ -254,6 +261,7 @@ class EngineClient:
     async def _read(self, process: EngineProcess, cause: asyncio.Future[QiaoError]) -> None:
         while True:
             message = await process.receive()
+            await asyncio.sleep(0)  # receive() does not wait while there is something
             if isinstance(message, Failed):
                 if not cause.done():
                     cause.set_result(rebuild_error(message.error))
