@@ -22,21 +22,25 @@ def check_request(request: EngineRequest, config: EngineConfig) -> None:
     for word in params.bad_words_token_ids or ():
         if not word or min(word) < 0 or max(word) >= config.vocab_size:
             raise ParameterError("bad_words", f"token ids {word} are not all in the vocabulary of {config.vocab_size}")
-    _check_choice(request)
+    _check_choice(request, config.vocab_size)
     if params.n > config.max_num_seqs:
         raise ParameterError("n", f"at most {config.max_num_seqs} (--max-num-seqs), got {params.n}")
     _check_length(len(prompt), params.max_tokens, config)
 
 
-def _check_choice(request: EngineRequest) -> None:
+def _check_choice(request: EngineRequest, vocab_size: int) -> None:
     """Refuse settings that leave not even a first token to choose from."""
     params = request.params
-    if params.allowed_token_ids is None or params.max_tokens == 0:
+    if params.max_tokens == 0:
         return
-    left = set(params.allowed_token_ids) - {w[0] for w in params.bad_words_token_ids or () if len(w) == 1}
+    out = {w[0] for w in params.bad_words_token_ids or () if len(w) == 1}
     if params.min_tokens > 0:
-        left -= set(params.stop_token_ids or ()) | (set() if params.ignore_eos else set(request.eos_token_ids))
-    if not left:
+        out |= set(params.stop_token_ids or ()) | (set() if params.ignore_eos else set(request.eos_token_ids))
+    if params.allowed_token_ids is None and len(out) >= vocab_size:
+        raise ParameterError(
+            "stop_token_ids", "hold, with bad_words, every token, which min_tokens puts off; name fewer"
+        )
+    if params.allowed_token_ids is not None and out.issuperset(params.allowed_token_ids):
         raise ParameterError(
             "allowed_token_ids",
             "bad_words forbid, or min_tokens puts off, every token of them; allow another one or lower min_tokens",
