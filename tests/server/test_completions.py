@@ -125,6 +125,14 @@ def test_an_answer_that_a_stop_string_ends_does_not_run_on_beside_its_sibling(ra
     assert made < 850  # 900 without the abort
 
 
+@pytest.mark.parametrize("prompt", ["abcdefgh", list(b"abcdefgh")])
+def test_a_truncated_prompt_is_echoed_as_the_model_saw_it(rand: RunningServer, prompt: Any) -> None:
+    choice = ask(rand, prompt=prompt, truncate_prompt_tokens=3, echo=True, logprobs=0, max_tokens=1)["choices"][0]
+    assert choice["text"].startswith("fgh")
+    assert choice["logprobs"]["tokens"][:3] == list("fgh")
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3]
+
+
 def test_several_prompts_in_every_form(rand: RunningServer) -> None:
     texts = ask(rand, prompt=["ab", "cd"], n=2, temperature=0, ignore_eos=True)
     ids = ask(rand, prompt=[[97, 98], [99, 100]], n=2, temperature=0, ignore_eos=True)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from qiao.engine.request import EngineRequest
+from qiao.errors import ParameterError
 from qiao.outputs import CompletionOutput, RequestOutput
 from qiao.server.body import StrictRoute
 from qiao.server.generation import run
@@ -93,14 +94,19 @@ class ChatCall:
         body, frontend = self._body, self._state.frontend
         params = sampling_params(self._state, body.given_sampling(), None)
         prompt = frontend.chat_prompt(self._messages, **template_options(body))
-        return frontend.request(
-            prompt,
-            params,
-            request_id=self._state.engine_id(self._base["id"]),
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-            add_special_tokens=body.add_special_tokens,
-        )
+        try:
+            return frontend.request(
+                prompt,
+                params,
+                request_id=self._state.engine_id(self._base["id"]),
+                priority=body.priority,
+                cache_salt=body.cache_salt,
+                add_special_tokens=body.add_special_tokens,
+            )
+        except ParameterError as error:
+            if error.field == "logprobs":  # the number has another name here
+                raise ParameterError("top_logprobs", error.detail) from None
+            raise
 
     async def collect(self, request: EngineRequest) -> ChatResponse:
         """The whole answer."""

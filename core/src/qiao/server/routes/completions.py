@@ -91,7 +91,7 @@ class CompletionCall:
             cache_salt=body.cache_salt,
             add_special_tokens=body.add_special_tokens,
         )
-        text = prompt if isinstance(prompt, str) else None
+        text = prompt if isinstance(prompt, str) and body.truncate_prompt_tokens is None else None
         if text is None and body.echo:
             text = await state.in_worker(state.frontend.decode, made.prompt_token_ids)
         return made, text
