@@ -1,0 +1,93 @@
+// The table of operators that each instruction set fills, and their arguments: plain pointers, sizes and strides, all
+// strides in elements. Letters as in qiao.contract.types. Every result row depends on its own row's inputs alone.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace qiao {
+
+enum Type : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+struct Rows {  // rows of one type, the last dimension contiguous
+  void* data;
+  long stride;
+  int type;
+};
+
+struct Heads {  // [T, heads, D] with D contiguous
+  void* data;
+  long token, head;
+  int type;
+};
+
+// Keys lie transposed inside a block: [block][head][D][tokens padded], so that a vector holds neighbouring tokens and
+// scores need no sums across lanes. Values are [block][head][token][D padded].
+struct Cache {
+  void *key, *value;
+  int type, heads, size, block;   // size: D; block: tokens of a block
+  long key_block, key_head, key_dim;
+  long value_block, value_head, value_token;
+};
+
+enum Weight : int { kDense = 0, kInt8 = 1, kInt4 = 2 };
+
+// A packed weight: strips of kStrip columns. Dense [strip][k][column]; int8 [strip][k / 4][column][4]; int4 by blocks of
+// 32 k: [strip][block][vector][4][column][4], low nibbles k 0..15 of the block and high nibbles k 16..31.
+// scale and zero: [strip][group][column] of scale_type, zero may be null; sums: [strip][column] of int8 weights.
+struct MatmulArgs {
+  Rows x, y;
+  int rows, in, out;
+  int kind, type;      // Weight; for dense its Type
+  const void* weight;
+  const void *scale, *zero;
+  int scale_type, group;
+  const int32_t* sums;
+  Rows bias;           // data null where there is none
+  int quantize;        // int4: activations to int8 per 32; int8: per row
+};
+
+struct AttentionArgs {
+  Heads query;
+  Heads out;
+  Cache cache;
+  int heads, seqs;
+  const int32_t *query_start, *lens, *tables;
+  long table_width;
+  float scale, soft_cap;
+  int window;
+};
+
+struct RotaryArgs {
+  Heads query, key, value;    // value.data null: rotate key in place; else store key and value in the cache
+  int tokens, heads, kv_heads, size, rotated, interleaved;
+  const float *cos, *sin;     // [T, rotated / 2]
+  long cos_stride, sin_stride;
+  Cache cache;
+  const int64_t* slots;
+};
+
+struct Kernels {
+  const char* name;
+  int strip, lanes;
+  void (*pack_dense)(const void* from, void* to, int rows, int columns, int bytes);
+  void (*pack_int8)(const int8_t* from, void* to, int32_t* sums, int rows, int columns);
+  void (*pack_int4)(const uint8_t* from, void* to, int rows, int columns);
+  void (*matmul)(const MatmulArgs&);
+  void (*attention)(const AttentionArgs&);
+  void (*rotary)(const RotaryArgs&);
+  void (*write)(const Heads& key, const Heads& value, const Cache&, const int64_t* slots, int tokens);
+  void (*copy_blocks)(const Cache&, const int64_t* from, const int64_t* to, int count, long key_bytes, long value_bytes);
+  // out = norm(x + residual) and residual = x + residual; residual.data null: out = norm(x)
+  void (*norm)(const Rows& x, const Rows& residual, const Rows& weight, const Rows& out, int rows, int size, float eps);
+  void (*gated)(const Rows& x, const Rows& out, int rows, int size, int gelu);
+  void (*argmax)(const float* logits, long stride, int64_t* out, int rows, int vocab);
+  void (*weights_of_logits)(const float* logits, float highest, float temperature, float* out, int vocab);
+};
+
+const Kernels* kernels_scalar();
+const Kernels* kernels_avx2();
+const Kernels* kernels_avx512();
+const Kernels* kernels_neon();
+const Kernels* kernels_neon_dotprod();
+
+}  // namespace qiao

@@ -1,0 +1,185 @@
+// Norms, rotation, gates, and writing to the cache.
+#pragma once
+#include "rows.h"
+
+namespace qiao {
+namespace QIAO_VARIANT {
+
+// x, or x + residual rounded to the residual's type and stored there, as float; returns the sum of squares.
+template <class T>
+inline float sum_squares(const T* x, T* residual, float* out, int size) {
+  F squares = zero();
+  for (int i = 0; i < size; i += W) {
+    F value = load_n(x + i, size - i);
+    if (residual) {
+      store_n(residual + i, add(load_n(residual + i, size - i), value), size - i);
+      value = load_n(residual + i, size - i);
+    }
+    store(out + i, value);
+    squares = fma(value, value, squares);
+  }
+  return sum(squares);
+}
+
+inline void norm(const Rows& x, const Rows& residual, const Rows& weight, const Rows& out, int rows, int size, float eps) {
+  over_rows(rows, 4L * size, [&](int first, int last) {
+    float* wide = scratch_of<float>(kPanel, round_up(size, W));
+    for (int r = first; r < last; ++r)
+      with_type(x.type, [&](auto t) {
+        using T = decltype(t);
+        const float squares = sum_squares(row<T>(x, r), residual.data ? row<T>(residual, r) : nullptr, wide, size);
+        const F factor = div(set(1.0f), sqrt(set(squares / float(size) + eps)));
+        with_type(weight.type, [&](auto w) {
+          const auto* gain = row<decltype(w)>(weight, 0);
+          for (int i = 0; i < size; i += W)
+            store_n(row<T>(out, r) + i, mul(mul(load(wide + i), factor), load_n(gain + i, size - i)), size - i);
+        });
+      });
+  });
+}
+
+// silu(g) = g / (1 + e^-g); gelu(g) in its tanh form (arXiv 1606.08415, section 2).
+inline F silu(F g) { return div(g, add(set(1.0f), exp(sub(zero(), g)))); }
+inline F gelu(F g) {
+  F cube = mul(mul(g, g), g);
+  F inner = mul(set(0.7978845608f), fma(set(0.044715f), cube, g));
+  return mul(mul(set(0.5f), g), add(set(1.0f), tanh(inner)));
+}
+
+inline void gated(const Rows& x, const Rows& out, int rows, int size, int use_gelu) {
+  over_rows(rows, 8L * size, [&](int first, int last) {
+    with_type(x.type, [&](auto t) {
+      using T = decltype(t);
+      for (int r = first; r < last; ++r) {
+        const T *gate = row<T>(x, r), *up = gate + size;
+        for (int i = 0; i < size; i += W) {
+          F g = load_n(gate + i, size - i);
+          T rounded[W];  // the sequence of torch operators rounds the activation to the type before the product
+          store(rounded, use_gelu ? gelu(g) : silu(g));
+          store_n(row<T>(out, r) + i, mul(load(rounded), load_n(up + i, size - i)), size - i);
+        }
+      }
+    });
+  });
+}
+
+// Rotates one head in place: pairs (i, i + R/2), or (2i, 2i + 1) where interleaved (arXiv 2104.09864, equation 34).
+template <class T>
+inline void rotate_halves(T* head, const float* cos, const float* sin, int pairs) {
+  for (int i = 0; i < pairs; i += W) {
+    const int n = pairs - i;
+    F a = load_n(head + i, n), b = load_n(head + pairs + i, n), c = load_n(cos + i, n), s = load_n(sin + i, n);
+    F first = sub(mul(a, c), mul(b, s)), second = add(mul(b, c), mul(a, s));
+    store_n(head + i, first, n);
+    store_n(head + pairs + i, second, n);
+  }
+}
+
+template <class T>
+inline void rotate_neighbours(T* head, const float* cos, const float* sin, int pairs) {
+  for (int i = 0; i < pairs; i += W) {
+    const int n = smaller(W, pairs - i);
+    float a[W] = {}, b[W] = {};
+    for (int j = 0; j < n; ++j) {
+      a[j] = to_float(head[2 * (i + j)]);
+      b[j] = to_float(head[2 * (i + j) + 1]);
+    }
+    F c = load_n(cos + i, n), s = load_n(sin + i, n);
+    T first[W], second[W];
+    store(first, sub(mul(load(a), c), mul(load(b), s)));
+    store(second, add(mul(load(b), c), mul(load(a), s)));
+    for (int j = 0; j < n; ++j) {
+      head[2 * (i + j)] = first[j];
+      head[2 * (i + j) + 1] = second[j];
+    }
+  }
+}
+
+template <class T>
+inline T* head_of(const Heads& h, long token, long head) {
+  return static_cast<T*>(h.data) + token * h.token + head * h.head;
+}
+
+inline void rotate(const Heads& h, const RotaryArgs& a, int token, int heads) {
+  const float *cos = a.cos + token * a.cos_stride, *sin = a.sin + token * a.sin_stride;
+  with_type(h.type, [&](auto t) {
+    for (int i = 0; i < heads; ++i) {
+      auto* head = head_of<decltype(t)>(h, token, i);
+      if (a.interleaved) rotate_neighbours(head, cos, sin, a.rotated / 2);
+      else rotate_halves(head, cos, sin, a.rotated / 2);
+    }
+  });
+}
+
+template <class From, class To>
+inline void write_vectors(const Cache& c, const From* key, const From* value, long block, long offset, int head) {
+  To* k = static_cast<To*>(c.key) + block * c.key_block + head * c.key_head + offset;
+  To* v = static_cast<To*>(c.value) + block * c.value_block + head * c.value_head + offset * c.value_token;
+  To lanes[W];
+  for (int d = 0; d < c.size; d += W) {
+    const int n = smaller(W, c.size - d);
+    store(lanes, load_n(key + d, n));
+    for (int i = 0; i < n; ++i) k[(d + i) * c.key_dim] = lanes[i];
+    store_n(v + d, load_n(value + d, n), n);
+  }
+}
+
+inline void write_token(const Heads& key, const Heads& value, const Cache& c, int64_t slot, int token) {
+  if (slot < 0) return;
+  for (int h = 0; h < c.heads; ++h)
+    with_type(key.type, [&](auto from) {
+      with_type(c.type, [&](auto to) {
+        using T = decltype(from);
+        write_vectors<T, decltype(to)>(c, head_of<T>(key, token, h), head_of<T>(value, token, h), slot / c.block, slot % c.block, h);
+      });
+    });
+}
+
+inline void rotary(const RotaryArgs& a) {
+  over_rows(a.tokens, 4L * (a.heads + 2 * a.kv_heads) * a.size, [&](int first, int last) {
+    for (int t = first; t < last; ++t) {
+      rotate(a.query, a, t, a.heads);
+      rotate(a.key, a, t, a.kv_heads);
+      if (a.value.data) write_token(a.key, a.value, a.cache, a.slots[t], t);
+    }
+  });
+}
+
+inline void write(const Heads& key, const Heads& value, const Cache& c, const int64_t* slots, int tokens) {
+  over_rows(tokens, 4L * c.heads * c.size, [&](int first, int last) {
+    for (int t = first; t < last; ++t) write_token(key, value, c, slots[t], t);
+  });
+}
+
+inline void copy_blocks(const Cache& c, const int64_t* from, const int64_t* to, int count, long key_bytes, long value_bytes) {
+  auto task = [&](int i) {
+    memcpy(static_cast<char*>(c.key) + to[i] * key_bytes, static_cast<char*>(c.key) + from[i] * key_bytes, key_bytes);
+    memcpy(static_cast<char*>(c.value) + to[i] * value_bytes, static_cast<char*>(c.value) + from[i] * value_bytes, value_bytes);
+  };
+  parallel(count, task);
+}
+
+// The lowest id with the highest logit.
+inline void argmax(const float* logits, long stride, int64_t* out, int rows, int vocab) {
+  auto task = [=](int r) {
+    const float* x = logits + r * stride;
+    F most = set(x[0]);
+    int i = 0;
+    for (; i + W <= vocab; i += W) most = max(load(x + i), most);
+    float top = highest(most);
+    for (; i < vocab; ++i) top = x[i] > top ? x[i] : top;
+    int best = 0;
+    while (best < vocab - 1 && x[best] != top) ++best;
+    out[r] = x[best] == top ? best : 0;
+  };
+  parallel(rows, task);
+}
+
+// e^((logit - highest) / temperature); 0 where that is below the smallest normal number.
+inline void weights_of_logits(const float* logits, float highest, float temperature, float* out, int vocab) {
+  for (int i = 0; i < vocab; i += W)
+    store_n(out + i, exp(div(sub(load_n(logits + i, vocab - i), set(highest)), set(temperature))), vocab - i);
+}
+
+}  // namespace QIAO_VARIANT
+}  // namespace qiao

@@ -1,0 +1,123 @@
+// The forms of a packed weight: each gives the float values of one k of a strip, exactly as the contract defines them.
+// `stop` and `segment` bound the stretch of k over which the scales stay the same.
+#pragma once
+#include "rows.h"
+
+namespace qiao {
+namespace QIAO_VARIANT {
+
+template <class T>
+struct DensePanel {
+  const T* base;
+  struct Segment {};
+  int stop(int, int end) const { return end; }
+  Segment segment(int) const { return {}; }
+  void load_k(int k, const Segment&, F* out) const {
+    for (int v = 0; v < kVecs; ++v) out[v] = load(base + long(k) * kStrip + v * W);
+  }
+};
+
+// Scales and zeros of one strip, S float or f16.
+template <class S>
+struct Groups {
+  const S *scale, *zero;
+  int size;
+  struct Segment { F scale[kVecs], zero[kVecs]; };
+  int stop(int k, int end) const { return smaller(end, (k / size + 1) * size); }
+  Segment segment(int k) const {
+    Segment out;
+    long at = long(k / size) * kStrip;
+    for (int v = 0; v < kVecs; ++v) {
+      out.scale[v] = load(scale + at + v * W);
+      out.zero[v] = zero ? load(zero + at + v * W) : set(0.0f);
+    }
+    return out;
+  }
+};
+
+inline F dequantize(I code, F zero, F scale) { return mul(sub(to_float(code), zero), scale); }
+
+template <class S>
+struct Int8Panel {
+  const uint8_t* base;
+  Groups<S> groups;
+  using Segment = typename Groups<S>::Segment;
+  int stop(int k, int end) const { return groups.stop(k, end); }
+  Segment segment(int k) const { return groups.segment(k); }
+  void load_k(int k, const Segment& s, F* out) const {
+    const uint8_t* p = base + long(k / 4) * 4 * kStrip;
+    for (int v = 0; v < kVecs; ++v) out[v] = dequantize(signed_byte(load_bytes(p + 4 * W * v), k % 4), s.zero[v], s.scale[v]);
+  }
+};
+
+constexpr int kBlock = 32;                    // k of one block of int4
+constexpr long kBlockBytes = 16L * kStrip;    // its bytes in a strip
+
+template <class S>
+struct Int4Panel {
+  const uint8_t* base;
+  Groups<S> groups;
+  using Segment = typename Groups<S>::Segment;
+  int stop(int k, int end) const { return groups.stop(k, end); }
+  Segment segment(int k) const { return groups.segment(k); }
+  void load_k(int k, const Segment& s, F* out) const {
+    int quad = k % kBlock / 4, shift = 8 * (k % 4) + (quad >= 4 ? 4 : 0);
+    const uint8_t* p = base + k / kBlock * kBlockBytes + 4 * W * (quad % 4);
+    for (int v = 0; v < kVecs; ++v)
+      out[v] = dequantize(unsigned_field(load_bytes(p + 16 * W * v), shift, 15), s.zero[v], s.scale[v]);
+  }
+};
+
+// Writes rows x columns of `bytes`-sized elements as [strip][column of the matrix][row in the strip].
+template <class T>
+inline void transpose_to_strips(const T* from, T* to, int rows, int columns) {
+  auto task = [=](int strip) {
+    T* out = to + long(strip) * columns * kStrip;
+    for (int c = 0; c < kStrip; ++c) {
+      int n = strip * kStrip + c;
+      for (int k = 0; k < columns; ++k) out[long(k) * kStrip + c] = n < rows ? from[long(n) * columns + k] : T{};
+    }
+  };
+  parallel((rows + kStrip - 1) / kStrip, task);
+}
+
+inline void pack_dense(const void* from, void* to, int rows, int columns, int bytes) {
+  if (bytes == 4) transpose_to_strips(static_cast<const uint32_t*>(from), static_cast<uint32_t*>(to), rows, columns);
+  else transpose_to_strips(static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to), rows, columns);
+}
+
+inline void pack_int8(const int8_t* from, void* to, int32_t* sums, int rows, int columns) {
+  int quads = (columns + 3) / 4;
+  auto task = [=](int strip) {
+    int8_t* out = static_cast<int8_t*>(to) + long(strip) * quads * 4 * kStrip;
+    for (int c = 0; c < kStrip; ++c) {
+      int n = strip * kStrip + c, total = 0;
+      for (int k = 0; k < 4 * quads; ++k) {
+        int8_t value = n < rows && k < columns ? from[long(n) * columns + k] : 0;
+        out[(long(k / 4) * kStrip + c) * 4 + k % 4] = value;
+        total += value;
+      }
+      sums[strip * kStrip + c] = total;
+    }
+  };
+  parallel((rows + kStrip - 1) / kStrip, task);
+}
+
+inline void pack_int4(const uint8_t* from, void* to, int rows, int columns) {
+  int blocks = (columns + kBlock - 1) / kBlock;
+  auto task = [=](int strip) {
+    uint8_t* out = static_cast<uint8_t*>(to) + strip * blocks * kBlockBytes;
+    for (int b = 0; b < blocks; ++b, out += kBlockBytes)
+      for (int c = 0; c < kStrip; ++c)
+        for (int i = 0; i < kBlock / 2; ++i) {
+          int n = strip * kStrip + c, low = b * kBlock + i, high = low + kBlock / 2;
+          int a = n < rows && low < columns ? from[long(n) * columns + low] & 15 : 0;
+          int z = n < rows && high < columns ? from[long(n) * columns + high] & 15 : 0;
+          out[16 * W * (c / W) + 4 * W * (i / 4) + 4 * (c % W) + i % 4] = uint8_t(a | z << 4);
+        }
+  };
+  parallel((rows + kStrip - 1) / kStrip, task);
+}
+
+}  // namespace QIAO_VARIANT
+}  // namespace qiao

@@ -1,0 +1,170 @@
+// A job is published in one atomic word: epoch, number of tasks, next task. A thread claims a task by adding one to the
+// word; a claim whose index is not below the count in the same word is void. So a thread that comes late to a finished
+// job can never touch it, and the caller waits for claimed tasks only, not for threads that slept through the job.
+#include "pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+namespace qiao {
+namespace {
+
+constexpr int kIndexBits = 24;
+constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
+constexpr int kSpins = 4000;  // some tens of microseconds: longer than the gap between two kernels of a step
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+class Pool {
+ public:
+  explicit Pool(int count, std::vector<int> cpus) {
+    for (int i = 1; i < count; ++i) workers_.emplace_back([this, i, cpus] {
+        if (!cpus.empty()) pin(cpus[i % cpus.size()]);
+        work();
+      });
+  }
+
+  ~Pool() {
+    stop_.store(true);
+    { std::lock_guard<std::mutex> lock(mutex_); }
+    wake_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
+
+  int size() const { return static_cast<int>(workers_.size()) + 1; }
+
+  void run(int count, Task task, void* context) {
+    task_ = task;
+    context_ = context;
+    done_.store(0, std::memory_order_relaxed);
+    epoch_ = (epoch_ + 1) & 0xffff;
+    word_.store((epoch_ << (2 * kIndexBits)) | (uint64_t(count) << kIndexBits));
+    if (sleepers_.load() > 0) {
+      { std::lock_guard<std::mutex> lock(mutex_); }
+      wake_.notify_all();
+    }
+    take_tasks();
+    for (int spins = 0; done_.load(std::memory_order_acquire) < count; ++spins) {
+      if (spins < kSpins) pause(); else sched_yield();
+    }
+  }
+
+ private:
+  static void pin(int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+  }
+
+  void take_tasks() {
+    for (;;) {
+      uint64_t claim = word_.fetch_add(1, std::memory_order_acq_rel);
+      int index = int(claim & kIndexMask), count = int((claim >> kIndexBits) & kIndexMask);
+      if (index >= count) return;
+      task_(context_, index);
+      done_.fetch_add(1, std::memory_order_acq_rel);
+    }
+  }
+
+  static bool open(uint64_t word) { return (word & kIndexMask) < ((word >> kIndexBits) & kIndexMask); }
+
+  void work() {
+    while (!stop_.load()) {
+      if (open(word_.load())) {
+        take_tasks();
+        continue;
+      }
+      int spins = 0;
+      while (spins < kSpins && !open(word_.load(std::memory_order_relaxed)) && !stop_.load()) pause(), ++spins;
+      if (spins < kSpins) continue;
+      std::unique_lock<std::mutex> lock(mutex_);
+      sleepers_.fetch_add(1);
+      wake_.wait(lock, [this] { return stop_.load() || open(word_.load()); });
+      sleepers_.fetch_sub(1);
+    }
+  }
+
+  std::vector<std::thread> workers_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  Task task_ = nullptr;
+  void* context_ = nullptr;
+  uint64_t epoch_ = 0;
+  std::atomic<bool> stop_{false};
+  std::atomic<int> sleepers_{0};
+  alignas(64) std::atomic<uint64_t> word_{0};
+  alignas(64) std::atomic<int> done_{0};
+};
+
+// All of it lives until the process ends: threads must not be joined from a static destructor.
+struct Shared {
+  std::mutex busy;  // held while a job runs; a second caller does its own work meanwhile
+  Pool* pool = nullptr;
+};
+
+Shared* shared = new Shared;
+
+void after_fork() { shared = new Shared; }  // the child has no workers and nobody who could free a lock
+
+const int registered = pthread_atfork(nullptr, nullptr, after_fork);
+
+struct Buffer {
+  void* data = nullptr;
+  size_t size = 0;
+  ~Buffer() { free(data); }
+};
+
+}  // namespace
+
+void parallel(int count, Task task, void* context) {
+  if (count > 1 && shared->busy.try_lock()) {
+    std::lock_guard<std::mutex> lock(shared->busy, std::adopt_lock);
+    if (shared->pool && shared->pool->size() > 1) {
+      const int most = int(kIndexMask) / 2;  // leaves room for void claims
+      if (count <= most) return shared->pool->run(count, task, context);
+    }
+  }
+  for (int i = 0; i < count; ++i) task(context, i);
+}
+
+int threads() { return shared->pool ? shared->pool->size() : 1; }
+
+void set_threads(int count, const int* cpus, int num_cpus) {
+  std::lock_guard<std::mutex> lock(shared->busy);
+  delete shared->pool;
+  shared->pool = count > 1 ? new Pool(count, std::vector<int>(cpus, cpus + num_cpus)) : nullptr;
+}
+
+void* scratch(Slot slot, size_t bytes) {
+  thread_local Buffer buffers[kSlots];
+  Buffer& buffer = buffers[slot];
+  if (buffer.size < bytes) {
+    free(buffer.data);
+    buffer.size = (bytes + bytes / 4 + 4095) / 4096 * 4096;
+    buffer.data = aligned_alloc(64, buffer.size);
+    if (!buffer.data) {
+      buffer.size = 0;
+      throw std::bad_alloc();
+    }
+  }
+  return buffer.data;
+}
+
+}  // namespace qiao

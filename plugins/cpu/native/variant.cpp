@@ -1,0 +1,22 @@
+// All operators for one instruction set; compiled once for each, see CMakeLists.txt.
+#include "attention.h"
+#include "light.h"
+#include "matmul_int8.h"
+
+#define QIAO_JOIN_(a, b) a##b
+#define QIAO_JOIN(a, b) QIAO_JOIN_(a, b)
+#define QIAO_TEXT_(a) #a
+#define QIAO_TEXT(a) QIAO_TEXT_(a)
+
+namespace qiao {
+
+const Kernels* QIAO_JOIN(kernels_, QIAO_VARIANT)() {
+  using namespace QIAO_VARIANT;
+  static const Kernels table = {
+      QIAO_TEXT(QIAO_VARIANT), kStrip, W, QIAO_VARIANT::pack_dense, QIAO_VARIANT::pack_int8, QIAO_VARIANT::pack_int4,
+      QIAO_VARIANT::matmul, QIAO_VARIANT::attention, QIAO_VARIANT::rotary, QIAO_VARIANT::write, QIAO_VARIANT::copy_blocks,
+      QIAO_VARIANT::norm, QIAO_VARIANT::gated, QIAO_VARIANT::argmax, QIAO_VARIANT::weights_of_logits};
+  return &table;
+}
+
+}  // namespace qiao

@@ -1,0 +1,29 @@
+"""Hooks of the contract on native kernels: importing this loads the library and chooses the instruction set."""
+
+from qiao_cpu.attention import attention, decode_attention, write_kv
+from qiao_cpu.cache import allocate_kv, copy_blocks
+from qiao_cpu.device import capabilities, memory_info, probe_devices, synchronize
+from qiao_cpu.fused import add_rms_norm, gelu_mul, rms_norm, rope_write_kv, rotary, silu_mul
+from qiao_cpu.matmul import matmul, pack_weight
+from qiao_cpu.sampling import sample
+
+__all__ = [
+    "add_rms_norm",
+    "allocate_kv",
+    "attention",
+    "capabilities",
+    "copy_blocks",
+    "decode_attention",
+    "gelu_mul",
+    "matmul",
+    "memory_info",
+    "pack_weight",
+    "probe_devices",
+    "rms_norm",
+    "rope_write_kv",
+    "rotary",
+    "sample",
+    "silu_mul",
+    "synchronize",
+    "write_kv",
+]

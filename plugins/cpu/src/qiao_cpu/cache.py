@@ -1,0 +1,61 @@
+"""Allocation family, and the record of a cache for the kernels.
+
+The layout is HND to the outside. Inside a block keys lie transposed, [D][tokens], and both tensors' last stored
+dimension is padded to whole vectors; the tensors are views that hide this. Keys side by side let a kernel score a
+vector of tokens at once without sums across lanes.
+"""
+
+from __future__ import annotations
+
+import torch
+from qiao.contract import KVCache, hookimpl
+
+from qiao_cpu import native
+
+
+def _padded(size: int) -> int:
+    return -(-size // native.lanes()) * native.lanes()
+
+
+@hookimpl
+def allocate_kv(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, layout: str, device: str
+) -> KVCache:
+    """One layer's cache; see the module. Zeroed memory costs nothing until it is touched."""
+    if layout != "HND":
+        raise ValueError(f"KV layout {layout!r} is not HND")
+    key = torch.zeros(num_blocks, num_kv_heads, head_dim, _padded(block_size), dtype=dtype)
+    value = torch.zeros(num_blocks, num_kv_heads, block_size, _padded(head_dim), dtype=dtype)
+    return KVCache(key[..., :block_size].transpose(2, 3), value[..., :head_dim], block_size, layout)
+
+
+def native_cache(cache: KVCache) -> native.Cache:
+    """The cache as the kernels see it."""
+    key, value = cache.key, cache.value
+    _, heads, block, size = key.shape
+    key_block, key_head, _, key_dim = key.stride()
+    value_block, value_head, value_token, _ = value.stride()
+    return native.Cache(
+        key.data_ptr(),
+        value.data_ptr(),
+        native.TYPES[key.dtype],
+        heads,
+        size,
+        block,
+        key_block,
+        key_head,
+        key_dim,
+        value_block,
+        value_head,
+        value_token,
+    )
+
+
+@hookimpl
+def copy_blocks(cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Block ``source[i]`` to ``target[i]``, each as one piece of memory."""
+    source, target = source.contiguous(), target.contiguous()
+    sizes = (part.stride(0) * part.element_size() for part in (cache.key, cache.value))
+    native.check(
+        native.copy_blocks(native_cache(cache), source.data_ptr(), target.data_ptr(), source.shape[0], *sizes)
+    )

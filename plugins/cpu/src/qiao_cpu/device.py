@@ -1,0 +1,60 @@
+"""Device family on the host CPU."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import psutil
+import torch
+from qiao.contract import Capabilities, DeviceInfo, MemoryInfo, Tolerance, hookimpl
+
+from qiao_cpu import native
+
+SCORES = {"scalar": 2, "neon": 40}
+"""Scores of slow variants; the others get 50. All are above the reference plugin's 1."""
+
+
+def _model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip().lower() in ("model name", "cpu model") and value.strip():
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+@hookimpl
+def probe_devices() -> list[DeviceInfo]:
+    """The host itself; evidence says which kernels run and why. ``ValueError`` for a wrong environment variable."""
+    evidence = f"{_model()}, kernels {native.start()}, torch {torch.__version__}"
+    score = SCORES.get(native.isa(), 50)
+    return [DeviceInfo("cpu:0", "cpu", native.isa(), score, evidence, memory_info("cpu").total)]
+
+
+@hookimpl
+def capabilities(chip: str) -> Capabilities:
+    """The same for each instruction set."""
+    return Capabilities(
+        dtypes=("float32", "bfloat16", "float16"),
+        kv_layouts=("HND",),
+        kv_dtypes=("float32", "bfloat16", "float16"),
+        schemes=("dense", "w4a16", "w8a16", "w8a8"),
+        sdk={"torch": str(torch.__version__), "kernels": native.isa()},
+        # int4 weights meet int8 activations where those are 16 bit, as bfloat16's own tolerance allows
+        tolerances={("matmul", "float16"): Tolerance(3e-2, 3e-2)},
+    )
+
+
+@hookimpl
+def memory_info(device: str) -> MemoryInfo:
+    """What the machine has; the core takes the limits of the container into account by itself."""
+    memory = psutil.virtual_memory()
+    return MemoryInfo(int(memory.available), int(memory.total))
+
+
+@hookimpl
+def synchronize(device: str) -> None:
+    """Nothing to wait for: kernels are done when they return."""

@@ -1,0 +1,127 @@
+"""Fused family. Results take their inputs' memory where the contract allows it."""
+
+from __future__ import annotations
+
+import torch
+from qiao.contract import KVCache, hookimpl
+
+from qiao_cpu import native
+from qiao_cpu.attention import heads_of, last_contiguous
+from qiao_cpu.cache import native_cache
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """[..., E] as [rows, E] with E contiguous, sharing memory where possible."""
+    return last_contiguous(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
+
+
+@hookimpl
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """See ``composites.rms_norm``."""
+    rows, weight, out = _rows(x), weight.contiguous(), torch.empty(x.shape, dtype=x.dtype)
+    kind = native.TYPES[x.dtype]
+    native.check(
+        native.norm(
+            rows.data_ptr(),
+            rows.stride(0),
+            None,
+            0,
+            kind,
+            weight.data_ptr(),
+            native.TYPES[weight.dtype],
+            out.data_ptr(),
+            *rows.shape,
+            eps,
+        )
+    )
+    return out
+
+
+@hookimpl
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``composites.add_rms_norm``; the sum takes the residual's memory."""
+    if residual.dtype != x.dtype or residual.shape != x.shape:
+        total = residual + x
+        return rms_norm(total, weight, eps), total
+    rows, total, weight = _rows(x), _rows(residual), weight.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    native.check(
+        native.norm(
+            rows.data_ptr(),
+            rows.stride(0),
+            total.data_ptr(),
+            total.stride(0),
+            native.TYPES[x.dtype],
+            weight.data_ptr(),
+            native.TYPES[weight.dtype],
+            out.data_ptr(),
+            *rows.shape,
+            eps,
+        )
+    )
+    return out, total.view(residual.shape)
+
+
+def _rotary_args(
+    query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+) -> native.RotaryArgs:
+    tokens, heads, size = query.shape
+    args = native.RotaryArgs()
+    args.query, args.key = heads_of(query), heads_of(key)
+    args.tokens, args.heads, args.kv_heads, args.size = tokens, heads, key.shape[1], size
+    args.rotated, args.interleaved = 2 * cos.shape[-1], int(interleaved)
+    args.cos, args.sin, args.cos_stride, args.sin_stride = cos.data_ptr(), sin.data_ptr(), cos.stride(0), sin.stride(0)
+    return args
+
+
+@hookimpl
+def rotary(
+    query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``composites.rotary``; in place."""
+    query, key = last_contiguous(query), last_contiguous(key)
+    cos, sin = last_contiguous(cos.float()), last_contiguous(sin.float())
+    native.check(native.rotary(_rotary_args(query, key, cos, sin, interleaved)))
+    return query, key
+
+
+@hookimpl
+def rope_write_kv(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool,
+    cache: KVCache,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    """``rotary`` in place and ``write_kv`` in one pass."""
+    query, key, value = last_contiguous(query), last_contiguous(key), last_contiguous(value.to(key.dtype))
+    cos, sin, slot_mapping = last_contiguous(cos.float()), last_contiguous(sin.float()), slot_mapping.contiguous()
+    args = _rotary_args(query, key, cos, sin, interleaved)
+    args.value, args.cache, args.slots = heads_of(value), native_cache(cache), slot_mapping.data_ptr()
+    native.check(native.rotary(args))
+    return query
+
+
+def _gated(x: torch.Tensor, gelu: bool) -> torch.Tensor:
+    rows, size = _rows(x), x.shape[-1] // 2
+    out = torch.empty((*x.shape[:-1], size), dtype=x.dtype)
+    kind = native.TYPES[x.dtype]
+    native.check(native.gated(rows.data_ptr(), rows.stride(0), kind, out.data_ptr(), rows.shape[0], size, gelu))
+    return out
+
+
+@hookimpl
+def silu_mul(x: torch.Tensor) -> torch.Tensor:
+    """See ``composites.silu_mul``."""
+    return _gated(x, gelu=False)
+
+
+@hookimpl
+def gelu_mul(x: torch.Tensor) -> torch.Tensor:
+    """See ``composites.gelu_mul``."""
+    return _gated(x, gelu=True)

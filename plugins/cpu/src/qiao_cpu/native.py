@@ -1,0 +1,168 @@
+"""The native library: its functions, argument records, instruction sets and threads.
+
+Pointers and strides are passed as numbers; the library knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, c_char_p, c_float, c_int, c_long, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from qiao_cpu.threads import default_threads, pinned_cpus
+
+ISA_VARIABLE = "QIAO_CPU_ISA"
+
+TYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""``enum Type`` of kernels.h."""
+
+
+class Heads(ctypes.Structure):
+    """``struct Heads``: [T, heads, D]."""
+
+    _fields_ = (("data", c_void_p), ("token", c_long), ("head", c_long), ("type", c_int))
+
+
+class Cache(ctypes.Structure):
+    """``struct Cache``: one layer's paged cache."""
+
+    _fields_ = (
+        ("key", c_void_p),
+        ("value", c_void_p),
+        *((name, c_int) for name in ("type", "heads", "size", "block")),
+        *((name, c_long) for name in ("key_block", "key_head", "key_dim", "value_block", "value_head", "value_token")),
+    )
+
+
+class RotaryArgs(ctypes.Structure):
+    """``struct RotaryArgs``."""
+
+    _fields_ = (
+        ("query", Heads),
+        ("key", Heads),
+        ("value", Heads),
+        *((name, c_int) for name in ("tokens", "heads", "kv_heads", "size", "rotated", "interleaved")),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("cos_stride", c_long),
+        ("sin_stride", c_long),
+        ("cache", Cache),
+        ("slots", c_void_p),
+    )
+
+
+_P, _I, _L, _F = c_void_p, c_int, c_long, c_float
+_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "select": (c_char_p,),
+    "set_threads": (_I, POINTER(c_int), _I),
+    "pack_dense": (_P, _P, _I, _I, _I),
+    "pack_int8": (_P, _P, _P, _I, _I),
+    "pack_int4": (_P, _P, _I, _I),
+    "matmul": (_P, _L, _I, _I, _I, _I, _I, _I, _P, _P, _P, _I, _I, _P, _P, _I, _I, _P),
+    "attention": (POINTER(Heads), _P, POINTER(Cache), _I, _I, _P, _P, _P, _L, _F, _F, _I),
+    "rotary": (POINTER(RotaryArgs),),
+    "write": (POINTER(Heads), POINTER(Heads), POINTER(Cache), _P, _I),
+    "copy_blocks": (POINTER(Cache), _P, _P, _I, _L, _L),
+    "norm": (_P, _L, _P, _L, _I, _P, _I, _P, _I, _I, _F),
+    "gated": (_P, _L, _I, _P, _I, _I, _I),
+    "argmax": (_P, _L, _P, _I, _I),
+    "sample": (_P, _L, _P, _P, _P, _P, _P, _P, _I, _I),
+}
+
+
+def _load() -> ctypes.CDLL:
+    path = Path(__file__).with_name("libqiao_cpu.so")
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(f"qiao-cpu's native library does not load: {error}; reinstall qiao-cpu") from error
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, f"qiao_cpu_{name}")
+        function.argtypes, function.restype = arguments, c_int
+    for name in ("variants", "isa"):
+        getattr(library, f"qiao_cpu_{name}").restype = c_char_p
+    return library
+
+
+_LIBRARY = _load()
+
+pack_dense = _LIBRARY.qiao_cpu_pack_dense
+pack_int8 = _LIBRARY.qiao_cpu_pack_int8
+pack_int4 = _LIBRARY.qiao_cpu_pack_int4
+matmul = _LIBRARY.qiao_cpu_matmul
+attention = _LIBRARY.qiao_cpu_attention
+rotary = _LIBRARY.qiao_cpu_rotary
+write = _LIBRARY.qiao_cpu_write
+copy_blocks = _LIBRARY.qiao_cpu_copy_blocks
+norm = _LIBRARY.qiao_cpu_norm
+gated = _LIBRARY.qiao_cpu_gated
+argmax = _LIBRARY.qiao_cpu_argmax
+sample = _LIBRARY.qiao_cpu_sample
+
+
+def check(status: int) -> None:
+    """Raise where a native function could not do its work; all it can lack is memory."""
+    if status:
+        raise MemoryError("qiao-cpu: the kernels' scratch memory could not be had")
+
+
+def variants() -> dict[str, int]:
+    """The instruction sets of this build and their scores; 0 means that this processor cannot run it."""
+    lines = _LIBRARY.qiao_cpu_variants().decode().splitlines()
+    return {name: int(score) for name, _, score in (line.partition(" ") for line in lines)}
+
+
+def isa() -> str:
+    """The instruction set in use."""
+    return str(_LIBRARY.qiao_cpu_isa().decode())
+
+
+def strip() -> int:
+    """Columns of a strip of packed weights, for the instruction set in use."""
+    return int(_LIBRARY.qiao_cpu_strip())
+
+
+def lanes() -> int:
+    """Floats of a vector, for the instruction set in use."""
+    return int(_LIBRARY.qiao_cpu_lanes())
+
+
+def select(name: str) -> None:
+    """Use instruction set ``name`` from now on; weights and caches made before must not be used with it.
+
+    Raises ``ValueError`` where this build has none of that name or the processor cannot run it.
+    """
+    usable = ", ".join(n for n, score in variants().items() if score)
+    status = _LIBRARY.qiao_cpu_select(name.encode())
+    if status == 1:
+        raise ValueError(f"{ISA_VARIABLE}={name}: unknown instruction set; this processor can run {usable}")
+    if status == 2:
+        raise ValueError(f"{ISA_VARIABLE}={name}: this processor cannot run it; it can run {usable}")
+
+
+def threads() -> int:
+    """Threads that kernels use, the caller's included."""
+    return int(_LIBRARY.qiao_cpu_threads())
+
+
+def set_threads(count: int, cpus: tuple[int, ...] = ()) -> None:
+    """Use ``count`` threads, the caller's included; thread i is tied to ``cpus[i]`` where given."""
+    if count < 1:
+        raise ValueError(f"threads must be at least 1, got {count}")
+    check(_LIBRARY.qiao_cpu_set_threads(count, (c_int * len(cpus))(*cpus), len(cpus)))
+
+
+@cache
+def start() -> str:
+    """Choose instruction set and threads by the environment, once; returns what was chosen and why."""
+    wanted = os.environ.get(ISA_VARIABLE, "")
+    if wanted:
+        select(wanted)
+    count, reason = default_threads()
+    set_threads(count, pinned_cpus(count))
+    why = f"by {ISA_VARIABLE}" if wanted else "best of " + ", ".join(n for n, score in variants().items() if score)
+    return f"{isa()} ({why}), {count} threads ({reason})"
