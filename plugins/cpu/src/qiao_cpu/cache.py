@@ -56,6 +56,4 @@ def copy_blocks(cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> N
     """Block ``source[i]`` to ``target[i]``, each as one piece of memory."""
     source, target = source.contiguous(), target.contiguous()
     sizes = (part.stride(0) * part.element_size() for part in (cache.key, cache.value))
-    native.check(
-        native.copy_blocks(native_cache(cache), source.data_ptr(), target.data_ptr(), source.shape[0], *sizes)
-    )
+    native.check(native.copy_blocks(native_cache(cache), source.data_ptr(), target.data_ptr(), source.shape[0], *sizes))

@@ -17,9 +17,7 @@ def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
     if params.all_greedy:
         native.check(native.argmax(logits.data_ptr(), vocab, out.data_ptr(), rows, vocab))
         return out
-    settings = [
-        x.contiguous() for x in (params.temperature, params.top_k, params.top_p, params.min_p, params.uniform)
-    ]
+    settings = [x.contiguous() for x in (params.temperature, params.top_k, params.top_p, params.min_p, params.uniform)]
     pointers = [x.data_ptr() for x in settings]
     native.check(native.sample(logits.data_ptr(), vocab, *pointers, out.data_ptr(), rows, vocab))
     return out

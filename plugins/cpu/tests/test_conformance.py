@@ -1,0 +1,30 @@
+"""Every hook against float64 within the catalog's tolerances, by the conformance kit, for each instruction set."""
+
+from __future__ import annotations
+
+import pytest
+import qiao_cpu
+from qiao.contract import CATALOG
+from qiao.contract.cases import cases
+from qiao_conformance import kit
+from qiao_conformance.target import Target
+
+HOOKS = {name: getattr(qiao_cpu, name) for name in CATALOG if hasattr(qiao_cpu, name)}
+
+
+@pytest.fixture
+def target(isa):
+    return Target("cpu", HOOKS, qiao_cpu.probe_devices()[0], qiao_cpu.capabilities(isa))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hook(target, hook):
+    kit.test_arguments_have_the_contracts_names_and_order(target, hook)
+    for case in cases(hook, target.capabilities):
+        kit.test_case(target, case)
+
+
+def test_what_every_plugin_needs(target):
+    kit.test_required_device_hooks(target)
+    assert target.device.score > 1 and target.device.torch_device == "cpu"
+    assert target.device.chip in target.device.evidence
