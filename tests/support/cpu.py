@@ -54,7 +54,7 @@ def linear(scheme, outputs, inputs, dtype=torch.float32, group=-1, seed=0, half_
 
 @dataclass
 class Batch:
-    """Sequences over one cache: ``keys[i]`` and ``values[i]`` [length, K, D] as stored, ``queries[i]`` [length, H, D]."""
+    """Sequences over one cache: ``keys[i]``, ``values[i]`` [length, K, D] as stored, ``queries[i]`` [length, H, D]."""
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]

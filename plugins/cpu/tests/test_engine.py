@@ -1,4 +1,4 @@
-"""Through the front door: tokens equal those of the reference plugin, and a request's numbers do not depend on others."""
+"""Through the front door: tokens equal the reference plugin's, and a request's numbers do not depend on others."""
 
 from __future__ import annotations
 

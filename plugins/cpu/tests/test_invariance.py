@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import qiao_cpu
 import torch
@@ -59,7 +61,7 @@ def test_however_a_prefill_is_cut(threads, cuts, data):
     whole = made.step([(0, 0, 400)])[0]
     threads(data.draw(st.sampled_from([1, 2, 4])))
     edges = [0, *sorted(cuts), 400]
-    parts = [made.step([(1, 89, 1), (0, a, b - a)])[1] for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [made.step([(1, 89, 1), (0, a, b - a)])[1] for a, b in itertools.pairwise(edges)]
     assert torch.equal(torch.cat(parts), whole)
 
 
