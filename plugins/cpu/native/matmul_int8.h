@@ -66,9 +66,11 @@ inline void int4_rows(const MatmulArgs& a, const QuantizedRows& q, int r0, int f
   const S* zeros = a.zero ? static_cast<const S*>(a.zero) + long(strip) * groups * kStrip : nullptr;
   F acc[R][kVecs];
   for (auto& r : acc) for (auto& t : r) t = zero();
-  for (long b = 0; b < q.blocks; ++b, w += kBlockBytes) {
-    const long at = smaller(int(b) / per_group, groups - 1) * long(kStrip);
+  long at = 0;  // of the block's scales
+  for (long b = 0, left = per_group; b < q.blocks; ++b, --left, w += kBlockBytes) {
+    if (left == 0 && at + kStrip < long(groups) * kStrip) at += kStrip, left = per_group;
     for (int v = 0; v < kVecs; ++v) {
+      do_not_hoist();  // else the broadcasts of x are made once for all v, which needs more registers than there are
       B codes[8];
       for (int j = 0; j < 4; ++j) {
         B both = load_bytes(w + 16 * W * v + 4 * W * j);

@@ -40,6 +40,9 @@ inline constexpr int smaller(int a, int b) { return a < b ? a : b; }
 inline constexpr int larger(int a, int b) { return a > b ? a : b; }
 inline constexpr long round_up(long n, long step) { return (n + step - 1) / step * step; }
 
+// Memory is read again after this, as if it might have changed.
+inline void do_not_hoist() { asm volatile("" ::: "memory"); }
+
 // The first n lanes, the others zero.
 template <class T>
 inline F load_n(const T* p, int n) {

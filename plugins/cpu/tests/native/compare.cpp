@@ -1,0 +1,323 @@
+// Every variant that this processor can run against the scalar one, and each row alone against the row in a batch, to
+// the bit. Needs neither Python nor torch, so it runs under an emulator and under sanitizers.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "../../native/kernels.h"
+#include "../../native/pool.h"
+#include "../../native/sample.h"
+
+using namespace qiao;
+
+namespace {
+
+uint64_t state = 1;
+float random_float() {  // in [-1, 1)
+  state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+  return float(int32_t(state >> 32)) / 2147483648.0f;
+}
+
+uint16_t to_bf16(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+float from_bf16(uint16_t x) {
+  uint32_t bits = uint32_t(x) << 16;
+  float out;
+  memcpy(&out, &bits, 4);
+  return out;
+}
+
+// n random elements; as bytes, so that one vector serves each type. Half precision bits are made to be ordinary numbers.
+std::vector<uint8_t> random_elements(size_t n, int type) {
+  std::vector<uint8_t> out(n * (type == kFloat32 ? 4 : 2));
+  for (size_t i = 0; i < n; ++i) {
+    float x = random_float();
+    uint16_t half = type == kBFloat16 ? to_bf16(x) : uint16_t((x < 0 ? 0x8000 : 0) | 0x2c00 | int(std::fabs(x) * 1023) | (i % 3) << 10);
+    if (type == kFloat32) memcpy(&out[4 * i], &x, 4);
+    else memcpy(&out[2 * i], &half, 2);
+  }
+  return out;
+}
+
+float half_to_float(uint16_t x) {
+  float value = std::ldexp(float(x & 1023) + (x >> 10 & 31 ? 1024.0f : 0.0f), std::max(1, x >> 10 & 31) - 25);
+  return x & 0x8000 ? -value : value;
+}
+float element(const std::vector<uint8_t>& data, size_t i, int type) {
+  float x;
+  uint16_t half;
+  if (type == kFloat32) return memcpy(&x, &data[4 * i], 4), x;
+  memcpy(&half, &data[2 * i], 2);
+  return type == kBFloat16 ? from_bf16(half) : half_to_float(half);
+}
+
+int failures = 0, checks = 0;
+
+void check(bool good, const std::string& what) {
+  ++checks;
+  if (good) return;
+  ++failures;
+  if (failures <= 20) printf("FAILED: %s\n", what.c_str());
+}
+
+void close(const std::vector<uint8_t>& a, const std::vector<uint8_t>& b, int type, const std::string& what) {
+  const float tolerance = type == kFloat32 ? 2e-5f : type == kBFloat16 ? 1.6e-2f : 2e-3f;
+  const size_t n = a.size() / (type == kFloat32 ? 4 : 2);
+  for (size_t i = 0; i < n; ++i) {
+    float x = element(a, i, type), y = element(b, i, type);
+    if (!(std::fabs(x - y) <= tolerance * (1 + std::fabs(y)))) return check(false, what + " at " + std::to_string(i) + ": " + std::to_string(x) + " is not " + std::to_string(y));
+  }
+  check(true, what);
+}
+
+size_t bytes_of(int type) { return type == kFloat32 ? 4 : 2; }
+
+struct Linear {
+  int kind, type, quantize, group, in, out;
+};
+
+struct Packed {
+  std::vector<uint8_t> weight, scale, zero;
+  std::vector<int32_t> sums;
+};
+
+Packed pack(const Kernels& k, const Linear& l) {
+  const int strips = (l.out + k.strip - 1) / k.strip;
+  Packed p;
+  if (l.kind == kDense) {
+    auto w = random_elements(size_t(l.in) * l.out, l.type);
+    p.weight.resize(size_t(strips) * k.strip * l.in * bytes_of(l.type));
+    k.pack_dense(w.data(), p.weight.data(), l.out, l.in, int(bytes_of(l.type)));
+    return p;
+  }
+  std::vector<uint8_t> codes(size_t(l.in) * l.out);
+  for (auto& c : codes) c = uint8_t(int(random_float() * 128) & (l.kind == kInt4 ? 15 : 255));
+  if (l.kind == kInt4) {
+    p.weight.resize(size_t(strips) * k.strip * ((l.in + 31) / 32) * 16);
+    k.pack_int4(codes.data(), p.weight.data(), l.out, l.in);
+  } else {
+    p.weight.resize(size_t(strips) * k.strip * ((l.in + 3) / 4) * 4);
+    p.sums.resize(size_t(strips) * k.strip);
+    k.pack_int8(reinterpret_cast<int8_t*>(codes.data()), p.weight.data(), p.sums.data(), l.out, l.in);
+  }
+  const int groups = (l.in + l.group - 1) / l.group;
+  for (auto* part : {&p.scale, &p.zero}) {
+    auto values = random_elements(size_t(groups) * l.out, kFloat32);
+    part->resize(size_t(strips) * k.strip * groups * 4);
+    k.pack_dense(values.data(), part->data(), l.out, groups, 4);
+  }
+  return p;
+}
+
+std::vector<uint8_t> multiply(const Kernels& k, const Linear& l, const Packed& p, std::vector<uint8_t>& x, int x_type, int first, int rows) {
+  std::vector<uint8_t> y(size_t(rows) * l.out * bytes_of(x_type));
+  MatmulArgs a{};
+  a.x = {x.data() + size_t(first) * l.in * bytes_of(x_type), l.in, x_type};
+  a.y = {y.data(), l.out, x_type};
+  a.rows = rows, a.in = l.in, a.out = l.out, a.kind = l.kind, a.type = l.type;
+  a.weight = p.weight.data();
+  if (l.kind != kDense) a.scale = p.scale.data();
+  if (l.kind == kInt4) a.zero = p.zero.data();
+  a.group = l.group, a.sums = p.sums.data(), a.quantize = l.quantize;
+  k.matmul(a);
+  return y;
+}
+
+void test_matmul(const Kernels& k, const Kernels& plain) {
+  const std::vector<Linear> linears = {
+      {kDense, kFloat32, 0, 1, 300, 70}, {kDense, kBFloat16, 0, 1, 300, 70}, {kDense, kFloat16, 0, 1, 37, 33},
+      {kInt8, 0, 0, 300, 300, 40},       {kInt8, 0, 0, 25, 300, 40},         {kInt8, 0, 1, 301, 301, 40},
+      {kInt4, 0, 0, 20, 300, 40},        {kInt4, 0, 1, 64, 320, 70},         {kInt4, 0, 1, 301, 301, 33},
+  };
+  for (const Linear& l : linears)
+    for (int x_type : {kFloat32, kBFloat16, kFloat16}) {
+      const int rows = 61;
+      state = 7;
+      Packed mine = pack(k, l);
+      state = 7;
+      Packed theirs = pack(plain, l);
+      auto x = random_elements(size_t(rows) * l.in, x_type);
+      std::string name = std::string(k.name) + " matmul kind " + std::to_string(l.kind) + " type " + std::to_string(l.type) + " x " + std::to_string(x_type);
+      auto all = multiply(k, l, mine, x, x_type, 0, rows);
+      // integers of quantized rows are equal in all variants, so only the order of float sums differs; sums are large
+      // beside single entries only where the codes are, hence the loose bound there
+      auto want = multiply(plain, l, theirs, x, x_type, 0, rows);
+      const size_t n = size_t(rows) * l.out;
+      double worst = 0, size = 0;
+      for (size_t i = 0; i < n; ++i) {
+        worst = std::max<double>(worst, std::fabs(element(all, i, x_type) - element(want, i, x_type)));
+        size = std::max<double>(size, std::fabs(element(want, i, x_type)));
+      }
+      check(worst <= (x_type == kFloat32 ? 2e-6 : x_type == kBFloat16 ? 8e-3 : 1e-3) * size, name + ": off by " + std::to_string(worst) + " of " + std::to_string(size));
+      const size_t row = l.out * bytes_of(x_type);
+      for (int threads : {1, 3}) {
+        set_threads(threads, nullptr, 0);
+        for (int r = 0; r < rows; ++r)
+          check(!memcmp(multiply(k, l, mine, x, x_type, r, 1).data(), all.data() + r * row, row), name + ": row " + std::to_string(r) + " alone");
+        for (int count : {2, 3, 5, 7, 12, 20, 60})
+          check(!memcmp(multiply(k, l, mine, x, x_type, 1, count).data(), all.data() + row, count * row), name + ": rows " + std::to_string(count));
+      }
+    }
+}
+
+struct Paged {
+  std::vector<uint8_t> key, value;
+  Cache cache;
+  std::vector<int32_t> tables;
+  long width;
+};
+
+Paged paged(int type, int heads, int size, int block, int length) {
+  const int wide_block = (block + 15) / 16 * 16, wide_size = (size + 15) / 16 * 16, blocks = (length + block - 1) / block + 1;
+  Paged p;
+  p.key.assign(size_t(blocks) * heads * size * wide_block * bytes_of(type), 0xff);  // NaN
+  p.value.assign(size_t(blocks) * heads * block * wide_size * bytes_of(type), 0xff);
+  p.cache = {p.key.data(), p.value.data(), type, heads, size, block, long(heads) * size * wide_block, long(size) * wide_block,
+             wide_block, long(heads) * block * wide_size, long(block) * wide_size, wide_size};
+  p.width = blocks;
+  for (int b = 0; b < blocks; ++b) p.tables.push_back(blocks - 1 - b);
+  return p;
+}
+
+std::vector<uint8_t> attend(const Kernels& k, Paged& p, std::vector<uint8_t>& query, int type, int heads, int first, int count, int window, float cap) {
+  const size_t row = size_t(heads) * p.cache.size * bytes_of(type);
+  std::vector<uint8_t> out(count * row);
+  int32_t starts[] = {0, count}, lens[] = {first + count};
+  const long token = long(heads) * p.cache.size;
+  k.attention({{query.data() + first * row, token, p.cache.size, type}, {out.data(), token, p.cache.size, type}, p.cache, heads, 1,
+               starts, lens, p.tables.data(), p.width, 0.3f, cap, window});
+  return out;
+}
+
+void test_attention(const Kernels& k, const Kernels& plain) {
+  struct Shape { int heads, kv_heads, size, block, window; float cap; };
+  for (const Shape& s : {Shape{6, 2, 36, 16, 0, 0}, Shape{3, 3, 64, 5, 0, 2}, Shape{8, 1, 20, 32, 40, 0}})
+    for (int type : {kFloat32, kBFloat16, kFloat16}) {
+      const int length = 300;
+      state = 11;
+      auto query = random_elements(size_t(length) * s.heads * s.size, type);
+      auto key = random_elements(size_t(length) * s.kv_heads * s.size, type), value = random_elements(size_t(length) * s.kv_heads * s.size, type);
+      std::vector<uint8_t> results[2];
+      std::string name = std::string(k.name) + " attention size " + std::to_string(s.size) + " type " + std::to_string(type);
+      Paged pages[2] = {paged(type, s.kv_heads, s.size, s.block, length), paged(type, s.kv_heads, s.size, s.block, length)};
+      const Kernels* tables[2] = {&k, &plain};
+      std::vector<int64_t> slots;
+      for (int t = 0; t < length; ++t) slots.push_back(int64_t(pages[0].tables[t / s.block]) * s.block + t % s.block);
+      for (int i = 0; i < 2; ++i) {
+        const long token = long(s.kv_heads) * s.size;
+        tables[i]->write({key.data(), token, s.size, type}, {value.data(), token, s.size, type}, pages[i].cache, slots.data(), length);
+        results[i] = attend(*tables[i], pages[i], query, type, s.heads, 0, length, s.window, s.cap);
+      }
+      check(pages[0].key == pages[1].key && pages[0].value == pages[1].value, name + ": stored otherwise");
+      close(results[0], results[1], type, name);
+      const size_t row = size_t(s.heads) * s.size * bytes_of(type);
+      for (int threads : {1, 3}) {
+        set_threads(threads, nullptr, 0);
+        for (int t : {0, 1, 50, 127, 128, 200, 299})
+          check(!memcmp(attend(k, pages[0], query, type, s.heads, t, 1, s.window, s.cap).data(), results[0].data() + t * row, row), name + ": token " + std::to_string(t));
+        check(!memcmp(attend(k, pages[0], query, type, s.heads, 100, 77, s.window, s.cap).data(), results[0].data() + 100 * row, 77 * row), name + ": a chunk");
+      }
+    }
+}
+
+void test_light(const Kernels& k, const Kernels& plain) {
+  const int rows = 70, size = 333;
+  for (int type : {kFloat32, kBFloat16, kFloat16}) {
+    std::string name = std::string(k.name) + " type " + std::to_string(type);
+    state = 5;
+    auto x = random_elements(size_t(rows) * 2 * size, type), gain = random_elements(size, kFloat32), residual = random_elements(size_t(rows) * size, type);
+    std::vector<uint8_t> outs[2], residuals[2], gates[2], turned[2];
+    const Kernels* tables[2] = {&k, &plain};
+    for (int i = 0; i < 2; ++i) {
+      outs[i].resize(size_t(rows) * size * bytes_of(type));
+      residuals[i] = residual;
+      tables[i]->norm({x.data(), 2 * size, type}, {residuals[i].data(), size, type}, {gain.data(), 0, kFloat32}, {outs[i].data(), size, type}, rows, size, 1e-5f);
+      gates[i].resize(size_t(rows) * size * bytes_of(type));
+      tables[i]->gated({x.data(), 2 * size, type}, {gates[i].data(), size, type}, rows, size, type == kFloat32);
+      turned[i] = x;
+      auto angles = random_elements(rows * 9, kFloat32);
+      RotaryArgs a{};
+      a.query = a.key = {turned[i].data(), 2 * size, 37, type};
+      a.tokens = rows, a.heads = 8, a.kv_heads = 0, a.size = 37, a.rotated = 18, a.interleaved = type == kBFloat16;
+      state = 9;
+      a.cos = a.sin = reinterpret_cast<const float*>(angles.data());
+      a.cos_stride = a.sin_stride = 9;
+      tables[i]->rotary(a);
+      state = 5 + 99 * (i + 1);
+    }
+    close(outs[0], outs[1], type, name + " norm");
+    check(residuals[0] == residuals[1], name + " residual");
+    close(gates[0], gates[1], type, name + " gate");
+  }
+}
+
+void test_sampling(const Kernels& k) {
+  std::vector<float> logits(5000);
+  for (auto& x : logits) x = std::round(random_float() * 40) / 4;
+  logits[77] = 11, logits[4000] = 11;
+  int64_t best;
+  k.argmax(logits.data(), 5000, &best, 1, 5000);
+  check(best == 77, std::string(k.name) + " argmax takes the lowest id of a tie");
+  check(sample_row(k, logits.data(), 5000, {1e-3f, 0, 1, 0, 0.4f}) == 77, "sample, lower half");
+  check(sample_row(k, logits.data(), 5000, {1e-3f, 0, 1, 0, 0.6f}) == 4000, "sample, upper half");
+}
+
+void test_pool() {
+  for (int threads : {1, 2, 5}) {
+    set_threads(threads, nullptr, 0);
+    for (int round = 0; round < 2000; ++round) {
+      const int count = round % 97;
+      std::vector<int> seen(count, 0);
+      auto task = [&](int i) { ++seen[i]; };
+      parallel(count, task);
+      for (int i = 0; i < count; ++i) if (seen[i] != 1) return check(false, "a task ran " + std::to_string(seen[i]) + " times");
+    }
+  }
+  check(true, "pool");
+}
+
+bool runs(const std::string& name) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (name == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (name == "avx512") return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+#endif
+  return !name.empty();
+}
+
+}  // namespace
+
+int main() {
+  std::vector<const Kernels*> tables = {kernels_scalar()};
+#if defined(__x86_64__)
+  tables.push_back(kernels_avx2());
+  tables.push_back(kernels_avx512());
+#elif defined(__aarch64__)
+  tables.push_back(kernels_neon());
+  tables.push_back(kernels_neon_dotprod());
+#endif
+  test_pool();
+  for (const Kernels* k : tables) {
+    if (!runs(k->name)) {
+      printf("%s: skipped, this processor cannot run it\n", k->name);
+      continue;
+    }
+    const int before = checks;
+    test_matmul(*k, *tables[0]);
+    test_attention(*k, *tables[0]);
+    test_light(*k, *tables[0]);
+    test_sampling(*k);
+    printf("%s: %d checks\n", k->name, checks - before);
+  }
+  set_threads(1, nullptr, 0);
+  printf("%d checks, %d failures\n", checks, failures);
+  return failures ? 1 : 0;
+}
