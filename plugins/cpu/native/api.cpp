@@ -104,12 +104,16 @@ QIAO_EXPORT int qiao_cpu_pack_int4(const uint8_t* from, void* to, int rows, int 
   return guarded([&] { chosen->pack_int4(from, to, rows, columns); });
 }
 
-QIAO_EXPORT int qiao_cpu_matmul(void* x, long x_stride, int x_type, int rows, int in, int out, int kind, int type,
-                                const void* weight, const void* scale, const void* zero, int scale_type, int group,
-                                const int32_t* sums, void* bias, int bias_type, int quantize, void* y) {
+QIAO_EXPORT int qiao_cpu_matmul(const PackedWeight* weight, void* x, long x_stride, int type, int rows, void* bias,
+                                int bias_type, void* y) {
   return guarded([&] {
-    chosen->matmul({{x, x_stride, x_type}, {y, out, x_type}, rows, in, out, kind, type, weight, scale, zero, scale_type,
-                    group, sums, {bias, 0, bias_type}, quantize});
+    MatmulArgs a{};
+    static_cast<PackedWeight&>(a) = *weight;
+    a.x = {x, x_stride, type};
+    a.y = {y, weight->out, type};
+    a.rows = rows;
+    a.bias = {bias, 0, bias_type};
+    chosen->matmul(a);
   });
 }
 

@@ -34,16 +34,20 @@ enum Weight : int { kDense = 0, kInt8 = 1, kInt4 = 2 };
 // A packed weight: strips of kStrip columns. Dense [strip][k][column]; int8 [strip][k / 4][column][4]; int4 by blocks of
 // 32 k: [strip][block][vector][4][column][4], low nibbles k 0..15 of the block and high nibbles k 16..31.
 // scale and zero: [strip][group][column] of scale_type, zero may be null; sums: [strip][column] of int8 weights.
-struct MatmulArgs {
-  Rows x, y;
-  int rows, in, out;
+struct PackedWeight {
+  int in, out;
   int kind, type;      // Weight; for dense its Type
-  const void* weight;
-  const void *scale, *zero;
+  const void *weight, *scale, *zero;
   int scale_type, group;
   const int32_t* sums;
+  int rounds_float32, rounds_half;  // whether activations of that type become int8: int4 per 32, int8 per row
+};
+
+struct MatmulArgs : PackedWeight {
+  Rows x, y;
+  int rows;
   Rows bias;           // data null where there is none
-  int quantize;        // int4: activations to int8 per 32; int8: per row
+  bool rounds() const { return x.type == kFloat32 ? rounds_float32 : rounds_half; }
 };
 
 struct AttentionArgs {

@@ -179,12 +179,12 @@ inline void matmul(const MatmulArgs& a) {
     });
   } else if (a.kind == kInt8) {
     const long bytes = round_up(a.in, 4) * kStrip;
-    if (a.quantize) int8_matmul(a);
+    if (a.rounds()) int8_matmul(a);
     else if (half) float_matmul(a, scaled_panels<Int8Panel, f16>(a, bytes));
     else float_matmul(a, scaled_panels<Int8Panel, float>(a, bytes));
   } else {
     const long bytes = (a.in + kBlock - 1) / kBlock * kBlockBytes;
-    if (a.quantize) int4_matmul(a);
+    if (a.rounds()) int4_matmul(a);
     else if (half) float_matmul(a, scaled_panels<Int4Panel, f16>(a, bytes));
     else float_matmul(a, scaled_panels<Int4Panel, float>(a, bytes));
   }

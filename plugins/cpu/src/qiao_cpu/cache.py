@@ -7,10 +7,19 @@ vector of tokens at once without sums across lanes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from qiao.contract import KVCache, hookimpl
 
 from qiao_cpu import native
+
+
+@dataclass(frozen=True, slots=True)
+class NativeCache(KVCache):
+    """A cache with what the kernels read of it: made once, since it is needed in every call."""
+
+    record: native.Cache
 
 
 def _padded(size: int) -> int:
@@ -26,12 +35,16 @@ def allocate_kv(
         raise ValueError(f"KV layout {layout!r} is not HND")
     key = torch.zeros(num_blocks, num_kv_heads, head_dim, _padded(block_size), dtype=dtype)
     value = torch.zeros(num_blocks, num_kv_heads, block_size, _padded(head_dim), dtype=dtype)
-    return KVCache(key[..., :block_size].transpose(2, 3), value[..., :head_dim], block_size, layout)
+    parts = key[..., :block_size].transpose(2, 3), value[..., :head_dim]
+    return NativeCache(*parts, block_size, layout, _record(*parts))
 
 
 def native_cache(cache: KVCache) -> native.Cache:
     """The cache as the kernels see it."""
-    key, value = cache.key, cache.value
+    return cache.record if isinstance(cache, NativeCache) else _record(cache.key, cache.value)
+
+
+def _record(key: torch.Tensor, value: torch.Tensor) -> native.Cache:
     _, heads, block, size = key.shape
     key_block, key_head, _, key_dim = key.stride()
     value_block, value_head, value_token, _ = value.stride()

@@ -15,26 +15,33 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return last_contiguous(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
 
 
+def _norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Both as [rows, E]; the sum goes to the residual's memory."""
+    rows, size = x.shape
+    weight = weight if weight.is_contiguous() else weight.contiguous()
+    out = torch.empty((rows, size), dtype=x.dtype)
+    status = native.norm(
+        x.data_ptr(),
+        x.stride(0),
+        None if residual is None else residual.data_ptr(),
+        0 if residual is None else residual.stride(0),
+        native.TYPES[x.dtype],
+        weight.data_ptr(),
+        native.TYPES[weight.dtype],
+        out.data_ptr(),
+        rows,
+        size,
+        eps,
+    )
+    native.check(status)
+    return out
+
+
 @hookimpl
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """See ``composites.rms_norm``."""
-    rows, weight, out = _rows(x), weight.contiguous(), torch.empty(x.shape, dtype=x.dtype)
-    kind = native.TYPES[x.dtype]
-    native.check(
-        native.norm(
-            rows.data_ptr(),
-            rows.stride(0),
-            None,
-            0,
-            kind,
-            weight.data_ptr(),
-            native.TYPES[weight.dtype],
-            out.data_ptr(),
-            *rows.shape,
-            eps,
-        )
-    )
-    return out
+    out = _norm(_rows(x), None, weight, eps)
+    return out if x.dim() == 2 else out.view(x.shape)
 
 
 @hookimpl
@@ -45,35 +52,30 @@ def add_rms_norm(
     if residual.dtype != x.dtype or residual.shape != x.shape:
         total = residual + x
         return rms_norm(total, weight, eps), total
-    rows, total, weight = _rows(x), _rows(residual), weight.contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype)
-    native.check(
-        native.norm(
-            rows.data_ptr(),
-            rows.stride(0),
-            total.data_ptr(),
-            total.stride(0),
-            native.TYPES[x.dtype],
-            weight.data_ptr(),
-            native.TYPES[weight.dtype],
-            out.data_ptr(),
-            *rows.shape,
-            eps,
-        )
-    )
-    return out, total.view(residual.shape)
+    total = _rows(residual)
+    out = _norm(_rows(x), total, weight, eps)
+    return (out, total) if x.dim() == 2 else (out.view(x.shape), total.view(x.shape))
 
 
 def _rotary_args(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
 ) -> native.RotaryArgs:
     tokens, heads, size = query.shape
-    args = native.RotaryArgs()
-    args.query, args.key = heads_of(query), heads_of(key)
-    args.tokens, args.heads, args.kv_heads, args.size = tokens, heads, key.shape[1], size
-    args.rotated, args.interleaved = 2 * cos.shape[-1], int(interleaved)
-    args.cos, args.sin, args.cos_stride, args.sin_stride = cos.data_ptr(), sin.data_ptr(), cos.stride(0), sin.stride(0)
-    return args
+    return native.RotaryArgs(
+        heads_of(query),
+        heads_of(key),
+        native.Heads(),
+        tokens,
+        heads,
+        key.shape[1],
+        size,
+        2 * cos.shape[-1],
+        interleaved,
+        cos.data_ptr(),
+        sin.data_ptr(),
+        cos.stride(0),
+        sin.stride(0),
+    )
 
 
 @hookimpl

@@ -20,7 +20,7 @@ _ROUND = os.environ.get("QIAO_CPU_INT8_ACTIVATIONS", "1") != "0"
 
 
 def _strips(rows: int) -> int:
-    return -(-rows // native.strip())
+    return -(-rows // int(native.strip()))
 
 
 def _in_strips(matrix: torch.Tensor) -> torch.Tensor:
@@ -70,80 +70,61 @@ def pack_weight(scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightIn
         raise ValueError(f"{info.name}: unknown weight scheme {scheme!r}; there are {', '.join(SCHEMES)}")
     if scheme == "dense":
         kept = weight if weight.dtype in native.TYPES else weight.float()
-        return PackedWeight(scheme, info, {"weight": _in_strips(kept)})
-    if scheme == "w4a16":
-        codes = weight.to(torch.uint8)
-        data = _pack_int4(codes)
-    else:
-        data = _pack_int8(weight.to(torch.int8))
+        return PackedWeight(scheme, info, Packed(scheme, info, {"weight": _in_strips(kept)}))
+    data = _pack_int4(weight.to(torch.uint8)) if scheme == "w4a16" else _pack_int8(weight.to(torch.int8))
     data |= _scales(tensors, info)
     if "perm" in tensors:
         data["perm"] = tensors["perm"].long()
-    return PackedWeight(scheme, info, data)
+    return PackedWeight(scheme, info, Packed(scheme, info, data))
 
 
-def _group(weight: PackedWeight) -> int:
-    """Inputs that share a scale."""
-    groups = weight.data["scale"].shape[1]
-    size = weight.info.group_size
-    return weight.info.in_features if groups == 1 else size if size > 0 else -(-weight.info.in_features // groups)
+class Packed(dict[str, torch.Tensor]):
+    """The tensors of a weight, and what the kernels read of them: made once, since it is needed in every call."""
+
+    def __init__(self, scheme: str, info: WeightInfo, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self.record = _record(scheme, info, tensors)
+        self.strip, self.perm = tensors["weight"].shape[2], tensors.get("perm")
 
 
-def _rounds(weight: PackedWeight, x: torch.Tensor, group: int, groups: int) -> bool:
-    """Whether activations become int8: always in w8a8, in w4a16 where they are 16 bit and groups are whole blocks."""
-    if weight.scheme == "w8a8":
-        return True
+def _record(scheme: str, info: WeightInfo, tensors: Mapping[str, torch.Tensor]) -> native.Weight:
+    pointers = {name: tensors[name].data_ptr() for name in ("weight", "scale", "zero", "sums") if name in tensors}
+    if scheme == "dense":
+        storage = native.TYPES[tensors["weight"].dtype]
+        return native.Weight(info.in_features, info.out_features, _DENSE, storage, group=1, **pointers)
+    groups, size = tensors["scale"].shape[1], info.group_size
+    group = info.in_features if groups == 1 else size if size > 0 else -(-info.in_features // groups)
     aligned = groups == 1 or group % _BLOCK == 0
-    return weight.scheme == "w4a16" and _ROUND and aligned and x.dtype != torch.float32
+    return native.Weight(
+        info.in_features,
+        info.out_features,
+        _INT4 if scheme == "w4a16" else _INT8,
+        0,
+        scale_type=native.TYPES[tensors["scale"].dtype],
+        group=group,
+        rounds_float32=scheme == "w8a8",
+        rounds_half=scheme == "w8a8" or (scheme == "w4a16" and _ROUND and aligned),
+        **pointers,
+    )
 
 
 @hookimpl
 def matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """See ``MatmulSpec.matmul`` and native/matmul.h; sums are float32, or exact integers."""
     data, info = weight.data, weight.info
-    packed = data["weight"]
-    assert packed.shape[2] == native.strip(), f"{info.name} was packed for another instruction set"
-    if "perm" in data:
-        x = x.index_select(1, data["perm"])
+    if not isinstance(data, Packed):  # the core made a new mapping of the tensors
+        data = Packed(weight.scheme, info, data)
+    assert data.strip == native.strip(), f"{info.name} was packed for another instruction set"
+    if data.perm is not None:
+        x = x.index_select(1, data.perm)
     elif x.stride(-1) != 1:
         x = x.contiguous()
-    rows = x.shape[0]
-    out = torch.empty((rows, info.out_features), dtype=x.dtype)
-    scale = zero = sums = None
-    kind, storage, scale_type, group, rounds = _DENSE, 0, 0, 1, False
-    if weight.scheme == "dense":
-        storage = native.TYPES[packed.dtype]
-    else:
-        kind = _INT4 if weight.scheme == "w4a16" else _INT8
-        scale_type, scale = native.TYPES[data["scale"].dtype], data["scale"].data_ptr()
-        zero = data["zero"].data_ptr() if "zero" in data else None
-        sums = data["sums"].data_ptr() if "sums" in data else None
-        group = _group(weight)
-        rounds = _rounds(weight, x, group, data["scale"].shape[1])
-    bias_type = 0
+    rows, bias_data, bias_type = x.shape[0], None, 0
     if bias is not None:
         bias = bias.contiguous()
-        bias_type = native.TYPES[bias.dtype]
-    native.check(
-        native.matmul(
-            x.data_ptr(),
-            x.stride(0),
-            native.TYPES[x.dtype],
-            rows,
-            info.in_features,
-            info.out_features,
-            kind,
-            storage,
-            packed.data_ptr(),
-            scale,
-            zero,
-            scale_type,
-            group,
-            sums,
-            None if bias is None else bias.data_ptr(),
-            bias_type,
-            rounds,
-            out.data_ptr(),
-        )
-    )
+        bias_data, bias_type = bias.data_ptr(), native.TYPES[bias.dtype]
+    out = torch.empty((rows, info.out_features), dtype=x.dtype)
+    kind = native.TYPES[x.dtype]
+    status = native.matmul(data.record, x.data_ptr(), x.stride(0), kind, rows, bias_data, bias_type, out.data_ptr())
+    native.check(status)
     return out

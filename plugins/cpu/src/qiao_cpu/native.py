@@ -38,6 +38,20 @@ class Cache(ctypes.Structure):
     )
 
 
+class Weight(ctypes.Structure):
+    """``struct PackedWeight``."""
+
+    _fields_ = (
+        *((name, c_int) for name in ("inputs", "outputs", "kind", "type")),
+        *((name, c_void_p) for name in ("weight", "scale", "zero")),
+        ("scale_type", c_int),
+        ("group", c_int),
+        ("sums", c_void_p),
+        ("rounds_float32", c_int),
+        ("rounds_half", c_int),
+    )
+
+
 class RotaryArgs(ctypes.Structure):
     """``struct RotaryArgs``."""
 
@@ -62,7 +76,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "pack_dense": (_P, _P, _I, _I, _I),
     "pack_int8": (_P, _P, _P, _I, _I),
     "pack_int4": (_P, _P, _I, _I),
-    "matmul": (_P, _L, _I, _I, _I, _I, _I, _I, _P, _P, _P, _I, _I, _P, _P, _I, _I, _P),
+    "matmul": (POINTER(Weight), _P, _L, _I, _I, _P, _I, _P),
     "attention": (POINTER(Heads), _P, POINTER(Cache), _I, _I, _P, _P, _P, _L, _F, _F, _I),
     "rotary": (POINTER(RotaryArgs),),
     "write": (POINTER(Heads), POINTER(Heads), POINTER(Cache), _P, _I),
@@ -121,9 +135,8 @@ def isa() -> str:
     return str(_LIBRARY.qiao_cpu_isa().decode())
 
 
-def strip() -> int:
-    """Columns of a strip of packed weights, for the instruction set in use."""
-    return int(_LIBRARY.qiao_cpu_strip())
+strip = _LIBRARY.qiao_cpu_strip
+"""Columns of a strip of packed weights, for the instruction set in use."""
 
 
 def lanes() -> int:

@@ -126,7 +126,7 @@ std::vector<uint8_t> multiply(const Kernels& k, const Linear& l, const Packed& p
   a.weight = p.weight.data();
   if (l.kind != kDense) a.scale = p.scale.data();
   if (l.kind == kInt4) a.zero = p.zero.data();
-  a.group = l.group, a.sums = p.sums.data(), a.quantize = l.quantize;
+  a.group = l.group, a.sums = p.sums.data(), a.rounds_float32 = a.rounds_half = l.quantize;
   k.matmul(a);
   return y;
 }
