@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
-pytest.importorskip("qiao_cpu", reason="qiao-cpu is not installed: pip install ./plugins/cpu needs a C++ compiler")
+if importlib.util.find_spec("qiao_cpu") is None:  # `pip install ./plugins/cpu` needs a C++ compiler, and is optional
+    collect_ignore_glob = ["test_*.py"]
+else:
+    from qiao_cpu import native
 
-from qiao_cpu import native
-
-native.start()
-_BEST, _THREADS = native.isa(), native.threads()
+    native.start()
+    _BEST, _THREADS = native.isa(), native.threads()
 
 
 def pytest_generate_tests(metafunc):
