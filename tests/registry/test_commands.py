@@ -16,8 +16,9 @@ LLAMA = str(CONFIGS / "llama-3-8b.json")
 
 
 @pytest.fixture
-def run(capsys):
-    """Run ``qiao`` with arguments: exit status, stdout, stderr."""
+def run(capsys, monkeypatch):
+    """Run ``qiao`` with arguments: exit status, stdout, stderr. Other CPU plugins that are installed stay out."""
+    monkeypatch.setenv("QIAO_PLUGINS", "reference,sim")
 
     def call(*arguments):
         with pytest.raises(SystemExit) as caught:

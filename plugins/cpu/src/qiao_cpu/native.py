@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from ctypes import POINTER, c_char_p, c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
@@ -88,8 +89,13 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
 }
 
 
+_NAME = "libqiao_cpu.so"
+
+
 def _load() -> ctypes.CDLL:
-    path = Path(__file__).with_name("libqiao_cpu.so")
+    # an editable install has the Python files in one folder of the package and the library in another
+    folders = [Path(folder) for folder in sys.modules[__name__.partition(".")[0]].__path__]
+    path = next((found for folder in folders if (found := folder / _NAME).exists()), folders[0] / _NAME)
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
