@@ -13,7 +13,7 @@ endif
 export PYTHON TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check docs bench clean
+.PHONY: help setup serve test check docs bench sanitize clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /\1|/' | awk -F'|' '{printf "make %-7s %s\n", $$1, $$2}'
@@ -48,6 +48,14 @@ bench: setup ## host overhead of the engine from 1 to 1,024 sequences, then a sm
 	@mkdir -p results
 	$(BIN)/python benchmarks/host_overhead.py --json results/host_overhead.json
 	$(BIN)/python benchmarks/http_throughput.py --model $(MODEL) --json results/http_throughput.json
+
+sanitize: ## the native CPU kernels under AddressSanitizer and ThreadSanitizer
+	@set -e; for kind in address thread; do \
+		echo "building and comparing the kernels with the $$kind sanitizer"; \
+		cmake -S plugins/cpu -B plugins/cpu/build/$$kind -DQIAO_CPU_TESTS=ON -DQIAO_SANITIZE=$$kind >/dev/null; \
+		cmake --build plugins/cpu/build/$$kind; \
+		plugins/cpu/build/$$kind/qiao_cpu_compare; \
+	done
 
 clean: ## remove the environment and caches
 	rm -rf .venv results .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

@@ -58,31 +58,48 @@ inline float* load_queries(const Plan& p, const Tile& t) {
   return out;
 }
 
-// scores[r][token] = q[r] . key[token] for R rows and V vectors of tokens of one block.
+// How many vectors a kernel holds beside R rows: enough sums in flight to hide the latency of a multiply-add.
+constexpr int vectors_beside(int rows) { return rows == 1 ? 4 * kVecs : rows <= 3 ? 2 * kVecs : kVecs; }
+
+// scores[r][token] = q[r] . key[token] for R rows and V vectors of tokens, each given by its first key's place.
 template <int R, int V, class T>
-inline void score_block(const Plan& p, const float* q, const T* key, float* scores) {
+inline void score_vectors(const Plan& p, const float* q, const T* const* keys, float* scores) {
   F acc[R][V];
   for (auto& r : acc) for (auto& v : r) v = zero();
-  for (int d = 0; d < p.a->cache.size; ++d, key += p.a->cache.key_dim) {
-    F k[V];
-    for (int v = 0; v < V; ++v) k[v] = load(key + v * W);
-    for (int r = 0; r < R; ++r) {
-      F value = set(q[r * p.size_wide + d]);
-      for (int v = 0; v < V; ++v) acc[r][v] = fma(value, k[v], acc[r][v]);
+  const T* key[V];
+  for (int v = 0; v < V; ++v) key[v] = keys[v];
+  for (int d = 0; d < p.a->cache.size; ++d) {
+    if constexpr (R <= 3) {  // the fewer of both stay in registers
+      F value[R];
+      for (int r = 0; r < R; ++r) value[r] = set(q[r * p.size_wide + d]);
+      for (int v = 0; v < V; ++v) {
+        F k = load(key[v] + d * p.a->cache.key_dim);
+        for (int r = 0; r < R; ++r) acc[r][v] = fma(value[r], k, acc[r][v]);
+      }
+    } else {
+      F k[V];
+      for (int v = 0; v < V; ++v) k[v] = load(key[v] + d * p.a->cache.key_dim);
+      for (int r = 0; r < R; ++r) {
+        F value = set(q[r * p.size_wide + d]);
+        for (int v = 0; v < V; ++v) acc[r][v] = fma(value, k[v], acc[r][v]);
+      }
     }
   }
   for (int r = 0; r < R; ++r) for (int v = 0; v < V; ++v) store(scores + r * p.chunk_wide + v * W, acc[r][v]);
 }
 
+// All rows against `count` vectors of tokens.
 template <class T>
-inline void score_rows(const Plan& p, int rows, const float* q, const T* key, float* scores) {
+inline void score_rows(const Plan& p, int rows, const float* queries, const T* const* keys, int count, float* scores) {
   for (int r = 0; r < rows; r += kRows)
     with_constant<kRows>(smaller(kRows, rows - r), [&](auto n) {
-      constexpr int R = decltype(n)::value;
+      constexpr int R = decltype(n)::value, V = vectors_beside(R);
+      const float* q = queries + r * p.size_wide;
+      float* s = scores + r * p.chunk_wide;
       int v = 0;
-      for (; v + kVecs * W <= p.block_wide; v += kVecs * W)
-        score_block<R, kVecs>(p, q + r * p.size_wide, key + v, scores + r * p.chunk_wide + v);
-      for (; v < p.block_wide; v += W) score_block<R, 1>(p, q + r * p.size_wide, key + v, scores + r * p.chunk_wide + v);
+      for (; v + V <= count; v += V) score_vectors<R, V>(p, q, keys + v, s + v * W);
+      for (; v + kVecs <= count; v += kVecs) score_vectors<R, kVecs>(p, q, keys + v, s + v * W);
+      for (; v < count; ++v) score_vectors<R, 1>(p, q, keys + v, s + v * W);
     });
 }
 
@@ -152,10 +169,11 @@ inline void weigh_rows(const Plan& p, const Tile& t, int chunk, int low, int hig
   const int rows = p.rows(t);
   for (int r = 0; r < rows; r += kRows)
     with_constant<kRows>(smaller(kRows, rows - r), [&](auto n) {
-      constexpr int R = decltype(n)::value, V = R == 1 ? 4 * kVecs : R <= 3 ? 2 * kVecs : kVecs;
+      constexpr int R = decltype(n)::value, V = vectors_beside(R);
       const float* w = weights + r * p.chunk_wide;
       float* o = out + r * p.size_wide;
       int d = weigh_slices<R, V>(p, t, chunk, low, high, w, values, o, 0);
+      d = weigh_slices<R, kVecs>(p, t, chunk, low, high, w, values, o, d);
       weigh_slices<R, 1>(p, t, chunk, low, high, w, values, o, d);
     });
 }
@@ -169,10 +187,13 @@ inline void attend_chunk(const Plan& p, const Tile& t, int chunk, const float* q
   const int high = smaller(p.chunk_tokens, p.position(t, t.first + t.count - 1) + 1 - start);
   const int first_block = low / c.block, end_block = (high + c.block - 1) / c.block;
   float* scores = scratch_of<float>(kScores, long(rows) * p.chunk_wide);
+  const T** keys = scratch_of<const T*>(kPanel, p.chunk_wide / W);
+  int count = 0;
   for (int b = first_block; b < end_block; ++b) {
     const T* key = static_cast<const T*>(c.key) + table_block(p, t, chunk * p.chunk_blocks + b) * c.key_block + t.kv_head * c.key_head;
-    score_rows(p, rows, queries, key, scores + b * p.block_wide);
+    for (int i = 0; i < p.block_wide; i += W) keys[count++] = key + i;
   }
+  score_rows(p, rows, queries, keys, count, scores + first_block * p.block_wide);
   for (int r = 0; r < rows; ++r) {
     const int at = p.position(t, t.first + r / p.group);
     const int from = larger(0, p.lowest(at) - start) - first_block * c.block, to = smaller(p.chunk_tokens, at + 1 - start) - first_block * c.block;
