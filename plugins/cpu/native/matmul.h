@@ -131,8 +131,9 @@ inline void float_matmul(const MatmulArgs& a, Make make) {
       for (int r = from; r < to; ++r)
         with_type(a.x.type, [&](auto t) { widen_row(row<decltype(t)>(a.x, first + r), x + r * ldx, a.in); });
     });
-    if (rows == 1) over_strips<1, 4>(a, make, x, ldx, first);
-    else if (rows == 2) over_strips<2, 2>(a, make, x, ldx, first);
+    const bool plenty = strips >= 16 * threads();  // enough strips to take several at once and still feed all threads
+    if (rows == 1 && plenty) over_strips<1, 4>(a, make, x, ldx, first);
+    else if (rows == 2 && plenty) over_strips<2, 2>(a, make, x, ldx, first);
     else if (rows <= kRows) with_constant<kRows>(rows, [&](auto n) { over_strips<decltype(n)::value, 1>(a, make, x, ldx, first); });
     else {
       const int blocks = (rows + kBlockRows - 1) / kBlockRows;
