@@ -1,4 +1,5 @@
 """What the pretend device does and does not do."""
+
 import threading
 
 import numpy as np
@@ -178,6 +179,7 @@ def _rank(rank, port, q):
     import os
 
     import torch.distributed as dist
+
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     sim.setup(devices=2)
     torch.sim.set_device(rank)
@@ -194,6 +196,7 @@ def test_collectives_between_two_processes():
     import socket
 
     import torch.multiprocessing as mp
+
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]

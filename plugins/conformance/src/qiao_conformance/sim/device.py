@@ -16,6 +16,7 @@ from qiao_conformance.sim.state import NAME, STATE, Block
 
 aten = torch.ops.aten
 
+
 def _names(text: str) -> frozenset[str]:
     return frozenset(f"aten.{name}" for name in text.split())
 

@@ -29,9 +29,7 @@ def add_rms_norm(
 def _turned(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return composites.rotary(
-        kernels.raw(query), kernels.raw(key), kernels.raw(cos), kernels.raw(sin), interleaved
-    )
+    return composites.rotary(kernels.raw(query), kernels.raw(key), kernels.raw(cos), kernels.raw(sin), interleaved)
 
 
 @hookimpl

@@ -113,9 +113,7 @@ def product(
     return (out if bias is None else out + bias.float()).to(x.dtype)
 
 
-def draw(
-    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float
-) -> int:
+def draw(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float) -> int:
     """One row [V] by the text of ``SamplingSpec.sample``, over the sorted vocabulary in float64."""
     if not torch.isfinite(logits.max()):
         return int(logits.argmax())
