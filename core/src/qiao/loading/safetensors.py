@@ -96,14 +96,16 @@ def read_header(file: Path) -> list[TensorEntry]:
 def iter_safetensors(folder: Path, device: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor of a folder once, on ``device``, in the order of the files.
 
-    A tensor on the CPU may be a view of the mapped file: copy it to keep it. Raises ``ModelError``.
+    None is a view of the mapped file: such views would keep whole shards in memory beside the weights made of them, and
+    a file that is cut short later would end the process. Raises ``ModelError``.
     """
     files = checkpoint_files(folder)
     plan = _plan(files)
     for file, names in plan.items():
         with safe_open(file, framework="pt", device=device) as handle:
             for name in names:
-                yield name, handle.get_tensor(name)
+                tensor = handle.get_tensor(name)
+                yield name, tensor.clone() if tensor.device.type == "cpu" else tensor
 
 
 def count_tensors(folder: Path) -> int:

@@ -18,8 +18,8 @@ def iter_weights(files: ModelFiles, device: str = "cpu", progress: bool = True) 
     """Each tensor once, under its Hugging Face name, on ``device``.
 
     Only one tensor at a time is held here. Safetensors keep their dtype; GGUF tensors arrive dequantized, as float32
-    where they were quantized. A tensor on the CPU may be a view of the mapped file: copy it to keep it. ``progress``
-    shows a bar on a terminal. Raises ``ModelError`` naming the file or the tensor, also for NaN.
+    where they were quantized. ``progress`` shows a bar on a terminal. Raises ``ModelError`` naming the file or the
+    tensor, also for NaN.
     """
     if files.gguf is not None:
         from qiao.loading.gguf import count_gguf, iter_gguf
