@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -106,9 +105,7 @@ def read_tensor(tensor: GGUFTensor) -> torch.Tensor:
     data = raw_bytes(tensor)
     dtype = _FLOATS.get(tensor.kind.name)
     if dtype is not None:
-        with warnings.catch_warnings():  # the map is read-only, and so is what becomes of it
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            return torch.from_numpy(data).view(dtype).reshape(tensor.shape)
+        return torch.from_numpy(np.array(data)).view(dtype).reshape(tensor.shape)  # a copy, as for safetensors
     block, block_bytes = GGML_QUANT_SIZES[tensor.kind]
     rows = data.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * block_bytes)
     try:
