@@ -46,7 +46,7 @@ docs: setup ## rewrite the generated pages of docs/
 bench: setup ## host overhead of the engine from 1 to 1,024 sequences, then a small run over HTTP
 	@echo "measuring on this machine; results go to results/"
 	@mkdir -p results
-	$(BIN)/python benchmarks/host_overhead.py --json results/host_overhead.json
+	$(BIN)/python benchmarks/host_overhead.py --json results/host_overhead.json --plot results/host_overhead.png
 	$(BIN)/python benchmarks/http_throughput.py --model $(MODEL) --json results/http_throughput.json
 
 sanitize: ## the native CPU kernels under AddressSanitizer and ThreadSanitizer
