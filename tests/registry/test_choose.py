@@ -226,6 +226,12 @@ def test_planning_with_a_plugin_that_does_not_load(site):
         planning_backend("dcu", only())
 
 
+@pytest.mark.parametrize("device", ["auto", "cpu"])
+def test_a_chip_belongs_to_a_named_plugin(device):
+    with pytest.raises(ParameterError, match="chip: belongs to one plugin"):
+        planning_backend(device, only(), chip="v1")
+
+
 def test_importing_qiao_and_discovering_imports_no_vendor_module(site):
     """B099: a mask of visible devices that is set late still counts, because nothing has looked yet."""
     vendor = "import os\nSEEN = os.environ.get('FAKE_VISIBLE_DEVICES')\n"

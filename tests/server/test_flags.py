@@ -114,6 +114,9 @@ def test_config_file_and_the_command_line_over_it(tmp_path: Path) -> None:
         (["M", "--api-key", ""], "api_key: must be ASCII"),
         (["M", "--block-size", "0"], "block_size: must be an integer of at least 1"),
         (["M", "--allowed-origins", "*", "--allow-credentials"], "allow_credentials: cannot be combined"),
+        (["M", "--allow-credentials"], "allow_credentials: does nothing without allowed_origins"),
+        (["M", "--ssl-ca-certs", "ca.pem"], "ssl_ca_certs: clients show certificates over TLS only"),
+        (["M", "--revision", "v1", "--tokenizer-revision", "v2"], "tokenizer_revision: needs tokenizer"),
         (["M", "--config", "nowhere.yaml"], "--config: cannot read"),
     ],
 )

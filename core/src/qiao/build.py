@@ -61,15 +61,15 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
     _check_format(args, files)
     config = load_config(files, args.trust_remote_code, args.hf_overrides)
     shape = shape_for(config, args.dtype, backend.capabilities)
+    wanted = _context(args, shape)
     counters = FallbackCounters()
     plan, ops = place(shape, backend, args, counters)
     model, seconds = _load(files, config, shape, ops, args)
     logger.info("weights of %s loaded in %.1f s", args.model, seconds)
-    wanted = _context(args, shape)
     kv_dtype = dtype_of(shape.dtype)
     size = _size_cache(args, shape, plan, ops, wanted, kv_dtype)
     logger.info(size.explanation)
-    max_model_len = _fit_context(args, wanted, size, plan.block_size)
+    max_model_len = _fit_context(wanted, size, plan.block_size)
     engine = Engine(model, ops, _engine_config(args, shape, plan, size, max_model_len, kv_dtype), _counts(counters))
     info = EngineInfo(
         device=plan.device,
@@ -203,7 +203,7 @@ def _activation_bytes(args: EngineArgs, shape: ModelShape, dtype: torch.dtype) -
     return 2 * tokens * (widest + 4 * shape.hidden_size) * dtype.itemsize + 2 * rows * shape.vocab_size * 4
 
 
-def _fit_context(args: EngineArgs, context: int, size: KVSize, block_size: int) -> int:
+def _fit_context(context: int, size: KVSize, block_size: int) -> int:
     holds = size.num_blocks * block_size
     if context > holds:
         logger.warning(

@@ -71,6 +71,10 @@ class EngineArgs:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ParameterError(name, f"must be an integer of at least 1, got {value!r}")
+        if self.tokenizer is None and self.tokenizer_revision not in (None, self.revision):
+            raise ParameterError(
+                "tokenizer_revision", "needs tokenizer; the model's own tokenizer comes with the model's revision"
+            )
         share = self.gpu_memory_utilization
         if share is not None and (not isinstance(share, int | float) or not 0.0 < share <= 1.0):
             raise ParameterError("gpu_memory_utilization", f"must be a number in (0, 1], got {share!r}")

@@ -71,7 +71,8 @@ def register(app: typer.Typer) -> None:
 def read_shape(model: str, dtype: str = "auto") -> ModelShape:
     """The shape of a model from its config: a ``.json`` file, or whatever ``serve`` takes.
 
-    Of a hub model only the config is fetched. ``dtype`` replaces the config's own unless it is ``auto``.
+    Of a model on the Hugging Face hub only the config is fetched. ``dtype`` replaces the config's own unless it is
+    ``auto``.
     Raises ``ModelError`` naming the file, ``ParameterError`` for an unknown dtype.
     """
     from qiao.models import describe
@@ -91,7 +92,7 @@ def _read_config(model: str) -> dict[str, Any]:
     path = Path(model)
     if path.suffix == ".json":
         return _read_json(path)
-    if path.exists() or model.startswith("pypi:") or path.suffix == ".gguf" or model.count("/") != 1:
+    if path.exists() or model.startswith(("pypi:", "modelscope:")) or path.suffix == ".gguf" or model.count("/") != 1:
         if path.is_dir() and (path / "config.json").is_file():
             return _read_json(path / "config.json")
         return read_raw_config(resolve(model))

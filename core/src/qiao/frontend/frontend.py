@@ -154,6 +154,8 @@ class Frontend:
         params.check_vocabulary(self.info.vocab_size, limit)
         if params.n > self.info.max_num_seqs:
             raise ParameterError("n", f"at most {self.info.max_num_seqs} (--max-num-seqs), got {params.n}")
+        if params.best_of not in (None, params.n):
+            raise ParameterError("best_of", f"must equal n ({params.n}) here; ask for more answers with n and choose")
         for stop in params.stop_strings:
             check_text("stop", stop)
         if priority != 0 and self.args.scheduling_policy != "priority":

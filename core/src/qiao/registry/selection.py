@@ -39,8 +39,11 @@ def planning_backend(device: str, discovery: Discovery | None = None, chip: str 
     """A backend to plan with: no device of this machine is needed, only the plugin's ``capabilities`` hook.
 
     ``chip`` is a name that the plugin knows, empty for its usual one. Such a backend can be priced; binding it works
-    only where the device exists. Raises ``PluginError`` where no such plugin is installed or it cannot be loaded.
+    only where the device exists. Raises ``PluginError`` where no such plugin is installed or it cannot be loaded,
+    ``ParameterError`` for a chip of no named plugin.
     """
+    if chip and device in (AUTO, HOST):
+        raise ParameterError("chip", f"belongs to one plugin, and the device is {device}; name one as the device")
     if discovery is None:
         discovery = discover(allowed_plugins(os.environ))
     if device == AUTO:

@@ -49,6 +49,8 @@ class ServerArgs:
             raise ParameterError("api_key", "must be ASCII, not empty, and have no spaces")
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ParameterError("allow_credentials", "cannot be combined with the origin *; name the origins")
+        if self.allow_credentials and not self.allowed_origins:
+            raise ParameterError("allow_credentials", "does nothing without allowed_origins; name the origins")
         if self.shutdown_timeout < 0:
             raise ParameterError("shutdown_timeout", f"must not be negative, got {self.shutdown_timeout}")
         if self.max_body_bytes < 1:
@@ -57,6 +59,8 @@ class ServerArgs:
             raise ParameterError("uvicorn_log_level", f"must be one of {', '.join(LEVELS)}")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ParameterError("ssl_certfile", "a certificate and its key go together: give ssl_keyfile too")
+        if self.ssl_ca_certs and not self.ssl_certfile:
+            raise ParameterError("ssl_ca_certs", "clients show certificates over TLS only; give ssl_certfile too")
 
     def __repr__(self) -> str:
         hidden = "***" if self.api_key else "none"
