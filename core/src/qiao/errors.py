@@ -11,7 +11,7 @@
     ├── PluginError               a backend is missing, broken or ambiguous
     │   ├── PlanRefusedError      the fallback policy forbids this placement
     │   └── KernelError           a bound operator raised at run time
-    ├── OverloadedError           the queue is full (HTTP 429 or 503)
+    ├── OverloadedError           the queue is full (HTTP 503)
     └── EngineDeadError           the engine process ended (HTTP 503)
 
 Each message says what is wrong, where, and what to do about it.

@@ -41,6 +41,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     ``temperature`` 0 is greedy; ``top_k`` 0 or -1 is off; ``max_tokens`` None means "up to the context";
     ``logprobs`` k returns the sampled token's and the k best log-probabilities (-1: whole vocabulary).
+    ``best_of`` above ``n`` is for ``/v1/completions`` alone. ``spaces_between_special_tokens`` has no effect, as with
+    vLLM's fast tokenizers.
 
     Raises ``ParameterError`` naming the field.
     """

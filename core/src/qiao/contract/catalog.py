@@ -1,4 +1,4 @@
-"""The catalog: one declaration per hook, from which plan, fallback, probe, conformance kit and documents are derived.
+"""The catalog: one declaration per hook, from which plan, fallback, conformance kit and documents are derived.
 
 An operand's ``shape`` uses the letters of ``qiao.contract.types``. Its ``place`` says what a fallback does with it:
 

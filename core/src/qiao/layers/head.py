@@ -26,17 +26,16 @@ class Head:
         hidden_size: int,
         *,
         tied: bool,
-        bias: bool = False,
         soft_cap: float = 0.0,
         normalise: bool = False,
     ) -> None:
-        self._linear = single(ops, dtype, name, hidden_size, vocab_size, bias=bias)
+        self._linear = single(ops, dtype, name, hidden_size, vocab_size)
         self._name, self._shape, self._dtype = name, (vocab_size, hidden_size), dtype
         self._tied, self._soft_cap, self._normalise = tied, soft_cap, normalise
         self._own: torch.Tensor | None = None
 
     def targets(self) -> dict[str, Target]:
-        """The weight [V, E] and the bias [V] where there is one."""
+        """The weight [V, E]."""
         found = self._linear.targets()
         found[f"{self._name}.weight"] = Target(self._shape, self._keep)
         return found

@@ -40,10 +40,6 @@ class GatedMlp:
         )
         self._act = ops.silu_mul if spec.activation == "silu" else ops.gelu_mul
 
-    def linears(self) -> list[Linear]:
-        """The layers that hold weights."""
-        return [self.gate_up, self.down]
-
     def targets(self) -> dict[str, Target]:
         """Targets of both linear layers."""
         return {**self.gate_up.targets(), **self.down.targets()}

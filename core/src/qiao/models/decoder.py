@@ -124,7 +124,6 @@ class Decoder:
             spec.vocab_size,
             spec.hidden_size,
             tied=spec.tied,
-            bias=spec.head_bias,
             soft_cap=spec.soft_cap,
             normalise=spec.head_normalised,
         )

@@ -143,7 +143,7 @@ class Recorder:
         options: dict[str, Any],
     ) -> torch.Tensor:
         """Record, and answer an empty tensor of the right shape."""
-        self._check_tensors(module, query, key, value)
+        self._check_tensors(query, key, value)
         for name, value_ in options.items():
             if name not in _HARMLESS and value_ is not None and value_ is not False:
                 self._refuse(f"its attention takes `{name}`, which the contract does not have")
@@ -166,7 +166,7 @@ class Recorder:
         )
         return query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[3]))
 
-    def _check_tensors(self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+    def _check_tensors(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         if key.shape[2] != query.shape[2]:
             self._refuse(
                 "its attention reads keys that are not this sequence's own tokens (cross attention or pooling)"

@@ -49,7 +49,6 @@ class DecoderSpec:
     sandwich: bool = False
     embedding_scale: float = 1.0
     tied: bool = False
-    head_bias: bool = False
     head_normalised: bool = False
     soft_cap: float = 0.0
     scheme: str = "dense"
@@ -107,7 +106,7 @@ def _linear_shapes(spec: DecoderSpec) -> tuple[LinearShape, ...]:
         if mlp.shared is not None:
             add_mlp("shared_expert_", mlp.shared)
             add("shared_expert_gate", hidden, 1)
-    add("lm_head", hidden, spec.vocab_size, spec.head_bias, rows="N")
+    add("lm_head", hidden, spec.vocab_size, rows="N")
     return tuple(
         LinearShape(x.name, x.in_features, x.out_features, count, x.scheme, x.rows, x.bias)
         for x, count in found.items()

@@ -31,7 +31,7 @@ def bind(plan: Plan, backend: Backend, counters: FallbackCounters) -> OpTable:
         )
     device = backend.device.torch_device
     bound = {
-        (p.operator, p.scheme): _function(p, plan, backend, counters)
+        (p.operator, p.scheme): _function(p, backend, counters)
         for p in plan.placements
         if CATALOG[p.operator].family != "device" or CATALOG[p.operator].optional
     }
@@ -62,7 +62,7 @@ def _matmul(scheme: str, plan: Plan, bound: dict[tuple[str, str], Function | Non
     return MatmulOps(HOST if plan.moved(f"W[{scheme}]") else device, pack, product)
 
 
-def _function(placement: Placement, plan: Plan, backend: Backend, counters: FallbackCounters) -> Function | None:
+def _function(placement: Placement, backend: Backend, counters: FallbackCounters) -> Function | None:
     name = placement.operator
     if placement.kind is Kind.UNUSED:
         return None

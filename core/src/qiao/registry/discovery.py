@@ -57,11 +57,6 @@ class Discovery:
         mine = [record for record in self.records if record.name == name]
         return next((record for record in mine if record.status == FOUND), mine[0] if mine else None)
 
-    @property
-    def loadable(self) -> tuple[PluginRecord, ...]:
-        """The records that may be imported."""
-        return tuple(record for record in self.records if record.status == FOUND)
-
 
 def allowed_plugins(environment: Mapping[str, str]) -> tuple[str, ...] | None:
     """The allow-list of ``QIAO_PLUGINS`` in ``environment``, None where it is unset or empty."""

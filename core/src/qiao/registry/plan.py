@@ -46,7 +46,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A part of a step that a device may record and replay, and why it does not where it does not."""
+    """A part of a step that a device could record and replay (the engine does not yet), or why it could not."""
 
     name: str
     captured: bool

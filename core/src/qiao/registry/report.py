@@ -69,7 +69,8 @@ def remarks(plan: Plan) -> list[str]:
         for p in plan.placements
         if p.kind in (Kind.COMPOSITE, Kind.UNUSED) and p.operator in (*plan.drop, *plan.failed)
     ]
-    notes += [f"capture of {region.name}: {region.reason or 'yes'}" for region in plan.regions]
+    unused = "possible, the engine does not use it yet"
+    notes += [f"capture of {region.name}: {region.reason or unused}" for region in plan.regions]
     owner = plan.placement("allocate_kv").place
     notes.append(f"KV cache: on {owner}, layout {plan.kv_layout}, blocks of {plan.block_size} tokens")
     if plan.kept:

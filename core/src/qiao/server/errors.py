@@ -53,11 +53,6 @@ class ApiError(HTTPException):
         self.code = code
 
 
-def unsupported(field: str, why: str = "is not supported yet") -> ApiError:
-    """A field that would change the answer and that this server cannot honour."""
-    return ApiError(400, f"{field} {why}", param=field, code="unsupported_parameter")
-
-
 def to_api_error(error: errors.QiaoError) -> ApiError:
     """Qiao's exceptions as HTTP. The texts are meant for users; anything else is an internal error without detail."""
     message = str(error)

@@ -1,6 +1,7 @@
 """What each hook has to return, in float64, by formulas written out here and nowhere else.
 
-Slow on purpose: one sequence, one head, one row at a time. ``expected`` takes a case's host arguments by name.
+Slow on purpose: one sequence, one head, one row at a time. ``EXPECTED`` holds them by hook; each takes a case's
+host arguments in the catalog's order.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from qiao.contract import KVCache, hookimpl
 def allocate_kv(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, layout: str, device: str
 ) -> KVCache:
-    """One layer's cache. Zeroed memory costs nothing until it is touched."""
+    """One layer's cache. Zeros touch all of it now, so that memory neither grows nor runs out while serving."""
     shapes = {
         "NHD": (num_blocks, block_size, num_kv_heads, head_dim),
         "HND": (num_blocks, num_kv_heads, block_size, head_dim),

@@ -1,4 +1,4 @@
-"""Small arguments for each hook, from which the start-up probe and the conformance kit call a plugin.
+"""Small arguments for each hook, from which the conformance kit calls a plugin.
 
 A case is host data only. What a plugin keeps in its own form is given loose (``LooseCache``, ``LooseWeight``), and
 ``place`` makes the plugin's own form of it through the plugin's ``allocate_kv``, ``write_kv`` and ``pack_weight``.

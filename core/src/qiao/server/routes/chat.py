@@ -155,7 +155,7 @@ class ChatCall:
                     self._usage.note(0, result)
                     if not opened:
                         opened = True
-                        for chunk in self._openings(result, request.params.n):
+                        for chunk in self._openings(request.params.n):
                             yield self._event(chunk, last, each, result)
                     for answer in result.outputs:
                         if (choice := self._news(answer, sent[answer.index])) is not None:
@@ -164,7 +164,7 @@ class ChatCall:
             usage = self._usage.total()
             yield event(ChatChunk(**self._base, object="chat.completion.chunk", choices=[], usage=usage))
 
-    def _openings(self, result: RequestOutput, n: int) -> list[ChunkChoice]:
+    def _openings(self, n: int) -> list[ChunkChoice]:
         delta = Delta(role=self._role, content=self._echo)
         return [ChunkChoice(index=i, delta=delta, logprobs=None, finish_reason=None) for i in range(n)]
 
