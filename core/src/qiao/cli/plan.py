@@ -80,7 +80,8 @@ def read_shape(model: str, dtype: str = "auto") -> ModelShape:
     shape = describe(_read_config(model))
     if dtype == "auto":
         return shape
-    name = {"half": "float16", "float": "float32"}.get(dtype, dtype).removeprefix("torch.")
+    name = dtype.removeprefix("torch.")
+    name = {"half": "float16", "float": "float32"}.get(name, name)
     if name not in ("float32", "bfloat16", "float16"):
         raise ParameterError("--dtype", f"must be auto, float32, bfloat16 or float16, got {dtype!r}")
     return replace(shape, dtype=name)

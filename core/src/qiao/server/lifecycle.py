@@ -153,7 +153,10 @@ def bind(server: ServerArgs) -> socket.socket:
             listener.bind(server.uds)
         except OSError as error:
             listener.close()
-            raise ParameterError("--uds", f"cannot bind {server.uds}: {error.strerror}") from None
+            raise ParameterError(
+                "--uds",
+                f"cannot bind {server.uds}: {error.strerror}; remove the file if no server uses it, or choose another",
+            ) from None
         return listener
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
