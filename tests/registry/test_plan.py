@@ -180,9 +180,9 @@ def test_optional_hooks_never_move():
 def test_regions_with_host_operators_are_not_captured():
     made = plan(drop=["attention"])
     layers, sampling = made.regions
-    assert not layers.captured and "attention" in layers.reason
-    assert sampling.captured
-    assert all(not r.captured for r in plan(device(["capture"])).regions)
+    assert not layers.capturable and "attention" in layers.reason
+    assert sampling.capturable
+    assert all(not r.capturable for r in plan(device(["capture"])).regions)
 
 
 def test_experts_are_priced_from_above_and_marked():

@@ -6,33 +6,9 @@ import logging
 
 import pytest
 from qiao.errors import ParameterError, PlanRefusedError
-from qiao.registry import Policy, enforce, make_plan, parse_bytes
+from qiao.registry import Policy, enforce, make_plan
 
 from tests.support.plans import device, host, shape_of
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("0", 0),
-        ("1000", 1000),
-        ("64MiB", 64 << 20),
-        ("64 mib", 64 << 20),
-        ("64M", 64 << 20),
-        ("1.5GiB", 3 << 29),
-        ("500MB", 500_000_000),
-        ("2kB", 2000),
-        ("7B", 7),
-    ],
-)
-def test_sizes(text, count):
-    assert parse_bytes(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "-1", "many", "64 parsecs", "1e9", "MiB", "nan", "0x10"])
-def test_sizes_that_are_none(text):
-    with pytest.raises(ParameterError, match="fallback_budget"):
-        parse_bytes(text)
 
 
 def test_the_most_specific_word_counts():

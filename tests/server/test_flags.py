@@ -48,6 +48,12 @@ def test_sizes(text: str, value: int) -> None:
     assert parse(["M", "--kv-cache-memory-bytes", text]).engine.kv_cache_memory_bytes == value
 
 
+@pytest.mark.parametrize("text", ["", "many", "64 parsecs", "1e9", "MiB", "nan", "0x10", "1.0001"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ParameterError, match="kv-cache-memory-bytes"):
+        parse(["M", f"--kv-cache-memory-bytes={text}"])
+
+
 def test_booleans_lists_objects_and_optionals() -> None:
     parsed = parse(
         [

@@ -37,10 +37,11 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show where each operator of a model would run and what a step would copy. Needs no weights and no device."""
-    from qiao.registry import Policy, Rates, make_plan, parse_bytes, planning_backend
+    from qiao.registry import Policy, Rates, make_plan, planning_backend
+    from qiao.server.values import parse_int
 
     shape = read_shape(model, dtype)
-    budget = None if fallback_budget is None else parse_bytes(fallback_budget, "--fallback-budget")
+    budget = None if fallback_budget is None else parse_int("--fallback-budget", fallback_budget)
     policy = Policy.parse(fallback, budget)
     made = make_plan(
         shape,

@@ -36,7 +36,7 @@ def bind(plan: Plan, backend: Backend, counters: FallbackCounters) -> OpTable:
         if CATALOG[p.operator].family != "device" or CATALOG[p.operator].optional
     }
     plain: dict[str, Any] = {operator: function for (operator, scheme), function in bound.items() if not scheme}
-    if not all(region.captured for region in plan.regions if region.name == "layers"):
+    if not all(region.capturable for region in plan.regions if region.name == "layers"):
         plain["capture"] = None
     sample_away = plan.moved("S")
     return OpTable(

@@ -49,7 +49,7 @@ class Region:
     """A part of a step that a device could record and replay (the engine does not yet), or why it could not."""
 
     name: str
-    captured: bool
+    capturable: bool
     reason: str
 
 

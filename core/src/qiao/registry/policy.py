@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,23 +17,7 @@ if TYPE_CHECKING:
 ALLOW, WARN, DENY = "allow", "warn", "deny"
 _VERDICTS = (ALLOW, WARN, DENY)
 
-_UNITS = {"": 1, "B": 1}
-_UNITS.update({f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")})
-_UNITS.update({f"{p}IB": 1024 ** (i + 1) for i, p in enumerate("KMGT")})
-_UNITS.update({p: 1024 ** (i + 1) for i, p in enumerate("KMGT")})
-
 log = logging.getLogger(__name__)
-
-
-def parse_bytes(text: str, name: str = "fallback_budget") -> int:
-    """``64MiB`` (1024 based, also ``64M``), ``64MB`` (1000 based) or plain bytes, as an integer.
-
-    Raises ``ParameterError`` for the field ``name``.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].upper() not in _UNITS:
-        raise ParameterError(name, f"must be a size such as 64MiB, 500MB or a number of bytes, got {text!r}")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def format_bytes(count: int) -> str:
