@@ -145,6 +145,32 @@ QIAO_EXPORT int qiao_cpu_gated(void* x, long x_stride, int type, void* out, int 
   return guarded([&] { chosen->gated({x, x_stride, type}, {out, size, type}, rows, size, gelu); });
 }
 
+// 2 where an id is outside the table.
+QIAO_EXPORT int qiao_cpu_gather_rows(const void* table, long table_rows, long table_stride, long row_bytes,
+                                     const int64_t* ids, void* out, int rows) {
+  int outside = 0;
+  const int status = guarded([&] { outside = chosen->gather_rows(table, table_rows, table_stride, row_bytes, ids, out, rows); });
+  return status ? status : outside ? 2 : 0;
+}
+QIAO_EXPORT int qiao_cpu_convert(void* x, long x_stride, int x_type, void* out, long out_stride, int out_type, int rows,
+                                 int size) {
+  return guarded([&] { chosen->convert({x, x_stride, x_type}, {out, out_stride, out_type}, rows, size); });
+}
+QIAO_EXPORT int qiao_cpu_scale(void* x, long x_stride, int x_type, float factor, void* out, long out_stride, int out_type,
+                               int rows, int size) {
+  return guarded([&] { chosen->scale({x, x_stride, x_type}, factor, {out, out_stride, out_type}, rows, size); });
+}
+QIAO_EXPORT int qiao_cpu_add(void* x, long x_stride, int x_type, void* y, long y_stride, int y_type, void* out,
+                             long out_stride, int out_type, int rows, int size) {
+  return guarded([&] {
+    chosen->add({x, x_stride, x_type}, {y, y_stride, y_type}, {out, out_stride, out_type}, rows, size);
+  });
+}
+QIAO_EXPORT int qiao_cpu_soft_cap(void* x, long x_stride, int x_type, float cap, void* out, long out_stride, int out_type,
+                                  int rows, int size) {
+  return guarded([&] { chosen->soft_cap({x, x_stride, x_type}, cap, {out, out_stride, out_type}, rows, size); });
+}
+
 QIAO_EXPORT int qiao_cpu_argmax(const float* logits, long stride, int64_t* out, int rows, int vocab) {
   return guarded([&] { chosen->argmax(logits, stride, out, rows, vocab); });
 }

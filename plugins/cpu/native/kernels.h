@@ -84,6 +84,15 @@ struct Kernels {
   // out = norm(x + residual) and residual = x + residual; residual.data null: out = norm(x)
   void (*norm)(const Rows& x, const Rows& residual, const Rows& weight, const Rows& out, int rows, int size, float eps);
   void (*gated)(const Rows& x, const Rows& out, int rows, int size, int gelu);
+  // Rows ids[i] of a table of table_rows rows, table_stride bytes apart, to a dense out. A row whose id is outside the
+  // table becomes zeros; returns how many there were.
+  int (*gather_rows)(const void* table, long table_rows, long table_stride, long row_bytes, const int64_t* ids, void* out,
+                     int rows);
+  // Element by element in float, rounded once to out's type: x, x * factor, x + y, cap * tanh(x / cap).
+  void (*convert)(const Rows& x, const Rows& out, int rows, int size);
+  void (*scale)(const Rows& x, float factor, const Rows& out, int rows, int size);
+  void (*add)(const Rows& x, const Rows& y, const Rows& out, int rows, int size);
+  void (*soft_cap)(const Rows& x, float cap, const Rows& out, int rows, int size);
   void (*argmax)(const float* logits, long stride, int64_t* out, int rows, int vocab);
   void (*weights_of_logits)(const float* logits, float highest, float temperature, float* out, int vocab);
 };

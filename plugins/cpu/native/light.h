@@ -1,5 +1,7 @@
-// Norms, rotation, gates, and writing to the cache.
+// Norms, rotation, gates, single elements, and writing to the cache.
 #pragma once
+#include <atomic>
+
 #include "rows.h"
 
 namespace qiao {
@@ -61,6 +63,58 @@ inline void gated(const Rows& x, const Rows& out, int rows, int size, int use_ge
       }
     });
   });
+}
+
+// The first n lanes at element i of a row of any type, and back.
+inline F load_any(const Rows& x, long r, int i, int n) {
+  if (x.type == kFloat32) return load_n(row<float>(x, r) + i, n);
+  return x.type == kBFloat16 ? load_n(row<bf16>(x, r) + i, n) : load_n(row<f16>(x, r) + i, n);
+}
+inline void store_any(const Rows& out, long r, int i, F value, int n) {
+  with_type(out.type, [&](auto t) { store_n(row<decltype(t)>(out, r) + i, value, n); });
+}
+
+// out[r][i] = function(r, i, n) for vectors of n lanes from i; long rows are cut, so that one row feeds all threads.
+template <class Function>
+inline void each_element(const Rows& out, int rows, int size, Function&& function) {
+  constexpr int piece = 8192;
+  const int pieces = larger(1, (size + piece - 1) / piece);
+  over_rows(rows * pieces, 2L * smaller(size, piece), [&](int first, int last) {
+    for (int task = first; task < last; ++task) {
+      const int r = task / pieces, from = task % pieces * piece, to = smaller(size, from + piece);
+      for (int i = from; i < to; i += W) store_any(out, r, i, function(r, i, to - i), to - i);
+    }
+  });
+}
+
+inline void convert(const Rows& x, const Rows& out, int rows, int size) {
+  each_element(out, rows, size, [&](int r, int i, int n) { return load_any(x, r, i, n); });
+}
+inline void scale(const Rows& x, float factor, const Rows& out, int rows, int size) {
+  each_element(out, rows, size, [&](int r, int i, int n) { return mul(load_any(x, r, i, n), set(factor)); });
+}
+inline void add_rows(const Rows& x, const Rows& y, const Rows& out, int rows, int size) {
+  each_element(out, rows, size, [&](int r, int i, int n) { return add(load_any(x, r, i, n), load_any(y, r, i, n)); });
+}
+inline void soft_cap(const Rows& x, float cap, const Rows& out, int rows, int size) {
+  const F limit = set(cap);
+  each_element(out, rows, size, [&](int r, int i, int n) { return mul(limit, tanh(div(load_any(x, r, i, n), limit))); });
+}
+
+inline int gather_rows(const void* table, long table_rows, long table_stride, long row_bytes, const int64_t* ids, void* out, int rows) {
+  std::atomic<int> outside{0};
+  over_rows(rows, row_bytes / 2, [&](int first, int last) {
+    for (int r = first; r < last; ++r) {
+      char* to = static_cast<char*>(out) + r * row_bytes;
+      if (ids[r] >= 0 && ids[r] < table_rows) {
+        memcpy(to, static_cast<const char*>(table) + ids[r] * table_stride, row_bytes);
+      } else {
+        memset(to, 0, row_bytes);
+        outside.fetch_add(1, std::memory_order_relaxed);
+      }
+    }
+  });
+  return outside.load();
 }
 
 // Rotates one head in place: pairs (i, i + R/2), or (2i, 2i + 1) where interleaved (arXiv 2104.09864, equation 34).

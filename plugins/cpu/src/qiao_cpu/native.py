@@ -84,6 +84,11 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "copy_blocks": (POINTER(Cache), _P, _P, _I, _L, _L),
     "norm": (_P, _L, _P, _L, _I, _P, _I, _P, _I, _I, _F),
     "gated": (_P, _L, _I, _P, _I, _I, _I),
+    "gather_rows": (_P, _L, _L, _L, _P, _P, _I),
+    "convert": (_P, _L, _I, _P, _L, _I, _I, _I),
+    "scale": (_P, _L, _I, _F, _P, _L, _I, _I, _I),
+    "add": (_P, _L, _I, _P, _L, _I, _P, _L, _I, _I, _I),
+    "soft_cap": (_P, _L, _I, _F, _P, _L, _I, _I, _I),
     "argmax": (_P, _L, _P, _I, _I),
     "sample": (_P, _L, _P, _P, _P, _P, _P, _P, _I, _I),
 }
@@ -120,12 +125,19 @@ write = _LIBRARY.qiao_cpu_write
 copy_blocks = _LIBRARY.qiao_cpu_copy_blocks
 norm = _LIBRARY.qiao_cpu_norm
 gated = _LIBRARY.qiao_cpu_gated
+gather_rows = _LIBRARY.qiao_cpu_gather_rows
+convert = _LIBRARY.qiao_cpu_convert
+scale = _LIBRARY.qiao_cpu_scale
+add = _LIBRARY.qiao_cpu_add
+soft_cap = _LIBRARY.qiao_cpu_soft_cap
 argmax = _LIBRARY.qiao_cpu_argmax
 sample = _LIBRARY.qiao_cpu_sample
 
 
 def check(status: int) -> None:
-    """Raise where a native function could not do its work; all it can lack is memory."""
+    """Raise where a native function could not do its work: no memory, or a row that is not there."""
+    if status == 2:
+        raise IndexError("qiao-cpu: an index is outside the table")
     if status:
         raise MemoryError("qiao-cpu: the kernels' scratch memory could not be had")
 
