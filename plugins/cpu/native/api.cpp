@@ -3,11 +3,14 @@
 #include <cmath>
 #include <cstring>
 #include <exception>
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "kernels.h"
 #include "pool.h"
+#include "program.h"
 #include "sample.h"
 
 #if defined(__aarch64__)
@@ -50,15 +53,35 @@ const Kernels* best() {
 
 const Kernels* chosen = best();
 
+enum Status : int { kDone = 0, kNoMemory = 1, kOutside = 2, kNotRecordable = 3 };
+
 // Runs function and turns an exception into a number, for nothing may be thrown into Python.
 template <class Function>
 int guarded(Function&& function) {
   try {
     function();
-    return 0;
+    return kDone;
+  } catch (const std::out_of_range&) {
+    return kOutside;
   } catch (const std::exception&) {
-    return 1;
+    return kNoMemory;
   }
+}
+
+// For what changes more than its results and so makes no sense in a program.
+template <class Function>
+int unrecorded(Function&& function) {
+  return recording() ? kNotRecordable : guarded(function);
+}
+
+// For kernels: also adds the call to the program that this thread records. `function` captures by value, [=] and never
+// [&], since it is called again when the caller's variables are gone; what a pointer argument points to is copied first.
+template <class Function>
+int recorded(const char* name, Function function) {
+  return guarded([&] {
+    function();
+    if (Program* program = recording()) program->append(name, function);
+  });
 }
 
 }  // namespace
@@ -91,96 +114,128 @@ QIAO_EXPORT int qiao_cpu_strip() { return chosen->strip; }
 QIAO_EXPORT int qiao_cpu_lanes() { return chosen->lanes; }
 QIAO_EXPORT int qiao_cpu_threads() { return threads(); }
 QIAO_EXPORT int qiao_cpu_set_threads(int count, const int* cpus, int num_cpus) {
-  return guarded([&] { set_threads(count, cpus, num_cpus); });
+  return unrecorded([&] { set_threads(count, cpus, num_cpus); });
 }
 
 QIAO_EXPORT int qiao_cpu_pack_dense(const void* from, void* to, int rows, int columns, int bytes) {
-  return guarded([&] { chosen->pack_dense(from, to, rows, columns, bytes); });
+  return unrecorded([&] { chosen->pack_dense(from, to, rows, columns, bytes); });
 }
 QIAO_EXPORT int qiao_cpu_pack_int8(const int8_t* from, void* to, int32_t* sums, int rows, int columns) {
-  return guarded([&] { chosen->pack_int8(from, to, sums, rows, columns); });
+  return unrecorded([&] { chosen->pack_int8(from, to, sums, rows, columns); });
 }
 QIAO_EXPORT int qiao_cpu_pack_int4(const uint8_t* from, void* to, int rows, int columns) {
-  return guarded([&] { chosen->pack_int4(from, to, rows, columns); });
+  return unrecorded([&] { chosen->pack_int4(from, to, rows, columns); });
 }
 
 QIAO_EXPORT int qiao_cpu_matmul(const PackedWeight* weight, void* x, long x_stride, int type, int rows, void* bias,
                                 int bias_type, void* y) {
-  return guarded([&] {
-    MatmulArgs a{};
-    static_cast<PackedWeight&>(a) = *weight;
-    a.x = {x, x_stride, type};
-    a.y = {y, weight->out, type};
-    a.rows = rows;
-    a.bias = {bias, 0, bias_type};
-    chosen->matmul(a);
-  });
+  MatmulArgs a{};
+  static_cast<PackedWeight&>(a) = *weight;
+  a.x = {x, x_stride, type};
+  a.y = {y, weight->out, type};
+  a.rows = rows;
+  a.bias = {bias, 0, bias_type};
+  return recorded("matmul", [=, run = chosen->matmul] { run(a); });
 }
 
 QIAO_EXPORT int qiao_cpu_attention(const Heads* query, void* out, const Cache* cache, int heads, int seqs,
                                    const int32_t* query_start, const int32_t* lens, const int32_t* tables,
                                    long table_width, float scale, float soft_cap, int window) {
-  return guarded([&] {
-    const Heads result = {out, long(heads) * cache->size, cache->size, query->type};
-    chosen->attention({*query, result, *cache, heads, seqs, query_start, lens, tables, table_width, scale, soft_cap, window});
-  });
+  const Heads result = {out, long(heads) * cache->size, cache->size, query->type};
+  const AttentionArgs a = {*query, result, *cache, heads, seqs, query_start, lens, tables, table_width, scale, soft_cap, window};
+  return recorded("attention", [=, run = chosen->attention] { run(a); });
 }
 
-QIAO_EXPORT int qiao_cpu_rotary(const RotaryArgs* a) { return guarded([&] { chosen->rotary(*a); }); }
+QIAO_EXPORT int qiao_cpu_rotary(const RotaryArgs* args) {
+  return recorded(args->value.data ? "rope_write_kv" : "rotary", [a = *args, run = chosen->rotary] { run(a); });
+}
 QIAO_EXPORT int qiao_cpu_write(const Heads* key, const Heads* value, const Cache* cache, const int64_t* slots, int tokens) {
-  return guarded([&] { chosen->write(*key, *value, *cache, slots, tokens); });
+  return recorded("write_kv", [=, k = *key, v = *value, c = *cache, run = chosen->write] { run(k, v, c, slots, tokens); });
 }
 QIAO_EXPORT int qiao_cpu_copy_blocks(const Cache* cache, const int64_t* from, const int64_t* to, int count,
                                      long key_bytes, long value_bytes) {
-  return guarded([&] { chosen->copy_blocks(*cache, from, to, count, key_bytes, value_bytes); });
+  return recorded("copy_blocks", [=, c = *cache, run = chosen->copy_blocks] { run(c, from, to, count, key_bytes, value_bytes); });
 }
 
 QIAO_EXPORT int qiao_cpu_norm(void* x, long x_stride, void* residual, long residual_stride, int type, void* weight,
                               int weight_type, void* out, int rows, int size, float eps) {
-  return guarded([&] {
-    chosen->norm({x, x_stride, type}, {residual, residual_stride, type}, {weight, 0, weight_type}, {out, size, type}, rows, size, eps);
-  });
+  const Rows in = {x, x_stride, type}, sum = {residual, residual_stride, type}, gain = {weight, 0, weight_type}, to = {out, size, type};
+  return recorded(residual ? "add_rms_norm" : "rms_norm", [=, run = chosen->norm] { run(in, sum, gain, to, rows, size, eps); });
 }
 QIAO_EXPORT int qiao_cpu_gated(void* x, long x_stride, int type, void* out, int rows, int size, int gelu) {
-  return guarded([&] { chosen->gated({x, x_stride, type}, {out, size, type}, rows, size, gelu); });
+  const Rows in = {x, x_stride, type}, to = {out, size, type};
+  return recorded(gelu ? "gelu_mul" : "silu_mul", [=, run = chosen->gated] { run(in, to, rows, size, gelu); });
 }
 
-// 2 where an id is outside the table.
 QIAO_EXPORT int qiao_cpu_gather_rows(const void* table, long table_rows, long table_stride, long row_bytes,
                                      const int64_t* ids, void* out, int rows) {
-  int outside = 0;
-  const int status = guarded([&] { outside = chosen->gather_rows(table, table_rows, table_stride, row_bytes, ids, out, rows); });
-  return status ? status : outside ? 2 : 0;
+  return recorded("gather_rows", [=, run = chosen->gather_rows] {
+    if (run(table, table_rows, table_stride, row_bytes, ids, out, rows)) throw std::out_of_range("row");
+  });
 }
 QIAO_EXPORT int qiao_cpu_convert(void* x, long x_stride, int x_type, void* out, long out_stride, int out_type, int rows,
                                  int size) {
-  return guarded([&] { chosen->convert({x, x_stride, x_type}, {out, out_stride, out_type}, rows, size); });
+  const Rows in = {x, x_stride, x_type}, to = {out, out_stride, out_type};
+  return recorded("convert", [=, run = chosen->convert] { run(in, to, rows, size); });
 }
 QIAO_EXPORT int qiao_cpu_scale(void* x, long x_stride, int x_type, float factor, void* out, long out_stride, int out_type,
                                int rows, int size) {
-  return guarded([&] { chosen->scale({x, x_stride, x_type}, factor, {out, out_stride, out_type}, rows, size); });
+  const Rows in = {x, x_stride, x_type}, to = {out, out_stride, out_type};
+  return recorded("scale", [=, run = chosen->scale] { run(in, factor, to, rows, size); });
 }
 QIAO_EXPORT int qiao_cpu_add(void* x, long x_stride, int x_type, void* y, long y_stride, int y_type, void* out,
                              long out_stride, int out_type, int rows, int size) {
-  return guarded([&] {
-    chosen->add({x, x_stride, x_type}, {y, y_stride, y_type}, {out, out_stride, out_type}, rows, size);
-  });
+  const Rows a = {x, x_stride, x_type}, b = {y, y_stride, y_type}, to = {out, out_stride, out_type};
+  return recorded("add", [=, run = chosen->add] { run(a, b, to, rows, size); });
 }
 QIAO_EXPORT int qiao_cpu_soft_cap(void* x, long x_stride, int x_type, float cap, void* out, long out_stride, int out_type,
                                   int rows, int size) {
-  return guarded([&] { chosen->soft_cap({x, x_stride, x_type}, cap, {out, out_stride, out_type}, rows, size); });
+  const Rows in = {x, x_stride, x_type}, to = {out, out_stride, out_type};
+  return recorded("soft_cap", [=, run = chosen->soft_cap] { run(in, cap, to, rows, size); });
 }
 
 QIAO_EXPORT int qiao_cpu_argmax(const float* logits, long stride, int64_t* out, int rows, int vocab) {
-  return guarded([&] { chosen->argmax(logits, stride, out, rows, vocab); });
+  return recorded("argmax", [=, run = chosen->argmax] { run(logits, stride, out, rows, vocab); });
 }
 QIAO_EXPORT int qiao_cpu_sample(const float* logits, long stride, const float* temperature, const int32_t* top_k,
                                 const float* top_p, const float* min_p, const float* uniform, int64_t* out, int rows,
                                 int vocab) {
-  return guarded([&] {
-    auto task = [&](int r) {
-      out[r] = sample_row(*chosen, logits + r * stride, vocab, {temperature[r], top_k[r], top_p[r], min_p[r], uniform[r]});
+  return recorded("sample", [=, kernels = chosen] {
+    auto task = [=](int r) {
+      out[r] = sample_row(*kernels, logits + r * stride, vocab, {temperature[r], top_k[r], top_p[r], min_p[r], uniform[r]});
     };
     parallel(rows, task);
   });
 }
+
+// [a][b][bytes] from one place to another, strides in bytes; a source stride of 0 repeats.
+QIAO_EXPORT int qiao_cpu_copy(const char* from, long from_a, long from_b, char* to, long to_a, long to_b, int a, int b, long bytes) {
+  return recorded("copy", [=] {
+    const long least = 65536;  // bytes a task
+    const int per_task = int(std::max(1L, least / std::max(1L, b * bytes)));
+    auto task = [=](int t) {
+      for (int i = t * per_task; i < std::min(a, (t + 1) * per_task); ++i)
+        for (int j = 0; j < b; ++j) memcpy(to + i * to_a + j * to_b, from + i * from_a + j * from_b, bytes);
+    };
+    parallel((a + per_task - 1) / per_task, task);
+  });
+}
+QIAO_EXPORT int qiao_cpu_zero(void* to, long bytes) {
+  return recorded("zero", [=] { memset(to, 0, bytes); });
+}
+
+// Calls of this thread are run and added to a new program until `record_end`. Null where this thread records already.
+QIAO_EXPORT Program* qiao_cpu_record_begin() {
+  if (recording()) return nullptr;
+  auto* program = new (std::nothrow) Program;
+  record_into(program);
+  return program;
+}
+QIAO_EXPORT void qiao_cpu_record_end() { record_into(nullptr); }
+// On an error `step` is the number of the call that failed.
+QIAO_EXPORT int qiao_cpu_replay(const Program* program, int* step) {
+  return guarded([&] { program->replay(*step); });
+}
+QIAO_EXPORT int qiao_cpu_program_size(const Program* program) { return program->size(); }
+QIAO_EXPORT const char* qiao_cpu_program_step(const Program* program, int step) { return program->name(step); }
+QIAO_EXPORT void qiao_cpu_program_free(Program* program) { delete program; }

@@ -22,6 +22,7 @@ namespace {
 constexpr int kIndexBits = 24;
 constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
 constexpr int kSpins = 4000;  // some tens of microseconds: longer than the gap between two kernels of a step
+constexpr int kRounds = 256;  // such stretches that a thread stays awake inside a program; it yields after each
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -49,16 +50,21 @@ class Pool {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
+  // Whether idle threads stay awake. Never needed for a right result, only for a prompt one.
+  void stay_awake(bool awake) {
+    awake_.store(awake);
+    if (!awake) return;
+    bursts_.fetch_add(1);
+    wake();
+  }
+
   void run(int count, Task task, void* context) {
     task_ = task;
     context_ = context;
     done_.store(0, std::memory_order_relaxed);
     epoch_ = (epoch_ + 1) & 0xffff;
     word_.store((epoch_ << (2 * kIndexBits)) | (uint64_t(count) << kIndexBits));
-    if (sleepers_.load() > 0) {
-      { std::lock_guard<std::mutex> lock(mutex_); }
-      wake_.notify_all();
-    }
+    wake();
     take_tasks();
     for (int spins = 0; done_.load(std::memory_order_acquire) < count; ++spins) {
       if (spins < kSpins) pause(); else sched_yield();
@@ -73,6 +79,12 @@ class Pool {
     pthread_setaffinity_np(pthread_self(), sizeof set, &set);
   }
 
+  void wake() {
+    if (sleepers_.load() == 0) return;
+    { std::lock_guard<std::mutex> lock(mutex_); }
+    wake_.notify_all();
+  }
+
   void take_tasks() {
     for (;;) {
       uint64_t claim = word_.fetch_add(1, std::memory_order_acq_rel);
@@ -85,18 +97,32 @@ class Pool {
 
   static bool open(uint64_t word) { return (word & kIndexMask) < ((word >> kIndexBits) & kIndexMask); }
 
+  bool wanted() const { return open(word_.load(std::memory_order_relaxed)) || stop_.load(std::memory_order_relaxed); }
+
+  // Whether there is something to do, after waiting for it for a while.
+  bool spin() const {
+    for (int round = 0; round < kRounds; ++round) {
+      for (int i = 0; i < kSpins; ++i) {
+        if (wanted()) return true;
+        pause();
+      }
+      if (!awake_.load(std::memory_order_relaxed)) return false;
+      sched_yield();  // another thread, perhaps the one that this one waits for, may want the processor
+    }
+    return false;
+  }
+
   void work() {
     while (!stop_.load()) {
       if (open(word_.load())) {
         take_tasks();
         continue;
       }
-      int spins = 0;
-      while (spins < kSpins && !open(word_.load(std::memory_order_relaxed)) && !stop_.load()) pause(), ++spins;
-      if (spins < kSpins) continue;
+      const unsigned bursts = bursts_.load();
+      if (spin()) continue;
       std::unique_lock<std::mutex> lock(mutex_);
       sleepers_.fetch_add(1);
-      wake_.wait(lock, [this] { return stop_.load() || open(word_.load()); });
+      wake_.wait(lock, [&] { return stop_.load() || open(word_.load()) || bursts_.load() != bursts; });
       sleepers_.fetch_sub(1);
     }
   }
@@ -107,7 +133,8 @@ class Pool {
   Task task_ = nullptr;
   void* context_ = nullptr;
   uint64_t epoch_ = 0;
-  std::atomic<bool> stop_{false};
+  std::atomic<bool> stop_{false}, awake_{false};
+  std::atomic<unsigned> bursts_{0};
   std::atomic<int> sleepers_{0};
   alignas(64) std::atomic<uint64_t> word_{0};
   alignas(64) std::atomic<int> done_{0};
@@ -121,6 +148,8 @@ struct Shared {
 
 Shared* shared = new Shared;
 
+thread_local bool mine = false;  // whether this thread holds `busy` over several jobs
+
 void after_fork() { shared = new Shared; }  // the child has no workers and nobody who could free a lock
 
 const int registered = pthread_atfork(nullptr, nullptr, after_fork);
@@ -133,15 +162,39 @@ struct Buffer {
 
 }  // namespace
 
-void parallel(int count, Task task, void* context) {
-  if (count > 1 && shared->busy.try_lock()) {
-    std::lock_guard<std::mutex> lock(shared->busy, std::adopt_lock);
-    if (shared->pool && shared->pool->size() > 1) {
-      const int most = int(kIndexMask) / 2;  // leaves room for void claims
-      if (count <= most) return shared->pool->run(count, task, context);
-    }
-  }
+namespace {
+
+void run_on(Pool* pool, int count, Task task, void* context) {
+  const int most = int(kIndexMask) / 2;  // leaves room for void claims
+  if (pool && count <= most) return pool->run(count, task, context);
   for (int i = 0; i < count; ++i) task(context, i);
+}
+
+}  // namespace
+
+void parallel(int count, Task task, void* context) {
+  if (count <= 1) return run_on(nullptr, count, task, context);
+  if (mine) {
+    mine = false;  // a task that calls this does its own work
+    struct Restore { ~Restore() { mine = true; } } restore;
+    return run_on(shared->pool, count, task, context);
+  }
+  if (!shared->busy.try_lock()) return run_on(nullptr, count, task, context);
+  std::lock_guard<std::mutex> lock(shared->busy, std::adopt_lock);
+  run_on(shared->pool, count, task, context);
+}
+
+Awake::Awake() : taken_(!mine && shared->busy.try_lock()) {
+  if (!taken_) return;
+  mine = true;
+  if (shared->pool) shared->pool->stay_awake(true);
+}
+
+Awake::~Awake() {
+  if (!taken_) return;
+  if (shared->pool) shared->pool->stay_awake(false);
+  mine = false;
+  shared->busy.unlock();
 }
 
 int threads() { return shared->pool ? shared->pool->size() : 1; }

@@ -15,6 +15,19 @@ void parallel(int count, Function& function) {
   parallel(count, [](void* f, int i) { (*static_cast<Function*>(f))(i); }, &function);
 }
 
+// While it lives, this thread alone has the pool, whose threads do not fall asleep between its jobs. Where another thread
+// has the pool it does nothing, and each job takes its chance.
+class Awake {
+ public:
+  Awake();
+  ~Awake();
+  Awake(const Awake&) = delete;
+  Awake& operator=(const Awake&) = delete;
+
+ private:
+  bool taken_;
+};
+
 int threads();
 void set_threads(int count, const int* cpus, int num_cpus);
 

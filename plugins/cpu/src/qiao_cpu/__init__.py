@@ -2,6 +2,7 @@
 
 from qiao_cpu.attention import attention, decode_attention, write_kv
 from qiao_cpu.cache import allocate_kv, copy_blocks
+from qiao_cpu.capture import capture
 from qiao_cpu.device import capabilities, memory_info, probe_devices, synchronize
 from qiao_cpu.fused import add_rms_norm, gelu_mul, rms_norm, rope_write_kv, rotary, silu_mul
 from qiao_cpu.matmul import matmul, pack_weight
@@ -12,6 +13,7 @@ __all__ = [
     "allocate_kv",
     "attention",
     "capabilities",
+    "capture",
     "copy_blocks",
     "decode_attention",
     "gelu_mul",

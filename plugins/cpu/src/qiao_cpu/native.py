@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import weakref
 from ctypes import POINTER, c_char_p, c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
@@ -91,6 +92,10 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "soft_cap": (_P, _L, _I, _F, _P, _L, _I, _I, _I),
     "argmax": (_P, _L, _P, _I, _I),
     "sample": (_P, _L, _P, _P, _P, _P, _P, _P, _I, _I),
+    "copy": (_P, _L, _L, _P, _L, _L, _I, _I, _L),
+    "zero": (_P, _L),
+    "replay": (_P, POINTER(c_int)),
+    "program_size": (_P,),
 }
 
 
@@ -110,6 +115,10 @@ def _load() -> ctypes.CDLL:
         function.argtypes, function.restype = arguments, c_int
     for name in ("variants", "isa"):
         getattr(library, f"qiao_cpu_{name}").restype = c_char_p
+    library.qiao_cpu_program_step.argtypes, library.qiao_cpu_program_step.restype = (_P, _I), c_char_p
+    library.qiao_cpu_record_begin.restype = _P
+    library.qiao_cpu_program_free.argtypes = (_P,)
+    library.qiao_cpu_program_free.restype = library.qiao_cpu_record_end.restype = None
     return library
 
 
@@ -132,14 +141,62 @@ add = _LIBRARY.qiao_cpu_add
 soft_cap = _LIBRARY.qiao_cpu_soft_cap
 argmax = _LIBRARY.qiao_cpu_argmax
 sample = _LIBRARY.qiao_cpu_sample
+copy = _LIBRARY.qiao_cpu_copy
+zero = _LIBRARY.qiao_cpu_zero
+
+_OUTSIDE, _NOT_RECORDABLE = 2, 3
 
 
 def check(status: int) -> None:
-    """Raise where a native function could not do its work: no memory, or a row that is not there."""
-    if status == 2:
+    """Raise where a native function could not do its work.
+
+    ``MemoryError`` for lack of memory, ``IndexError`` for a row that is not there, ``NotImplementedError`` for what cannot be
+    part of a program.
+    """
+    if status == _OUTSIDE:
         raise IndexError("qiao-cpu: an index is outside the table")
+    if status == _NOT_RECORDABLE:
+        raise NotImplementedError("packing weights and changing threads cannot be part of a captured region")
     if status:
         raise MemoryError("qiao-cpu: the kernels' scratch memory could not be had")
+
+
+class Program:
+    """Native calls with their arguments, written down once. Filled while entered as a context, by this thread's calls.
+
+    The memory that the calls read and write must outlive it.
+    """
+
+    def __init__(self) -> None:
+        self._handle: int | None = None
+        self._step = c_int(0)
+
+    def __enter__(self) -> Program:
+        self._handle = _LIBRARY.qiao_cpu_record_begin()
+        if self._handle is None:
+            raise NotImplementedError("this thread is recording another region already")
+        weakref.finalize(self, _LIBRARY.qiao_cpu_program_free, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _LIBRARY.qiao_cpu_record_end()
+
+    def steps(self) -> list[str]:
+        """The names of the calls in order."""
+        count = _LIBRARY.qiao_cpu_program_size(self._handle)
+        return [_LIBRARY.qiao_cpu_program_step(self._handle, i).decode() for i in range(count)]
+
+    def replay(self) -> None:
+        """Run all calls again. Raises as ``check``, naming the call that failed."""
+        status = _LIBRARY.qiao_cpu_replay(self._handle, self._step)
+        if status:
+            self._raise(status)
+
+    def _raise(self, status: int) -> None:
+        try:
+            check(status)
+        except (MemoryError, IndexError) as error:
+            raise type(error)(f"{error} (in {self.steps()[self._step.value]})") from None
 
 
 def variants() -> dict[str, int]:

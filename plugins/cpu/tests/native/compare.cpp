@@ -6,11 +6,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <new>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "../../native/kernels.h"
 #include "../../native/pool.h"
+#include "../../native/program.h"
 #include "../../native/sample.h"
 
 using namespace qiao;
@@ -284,6 +287,60 @@ void test_pool() {
   check(true, "pool");
 }
 
+// Programs from two threads at once, while a third one calls kernels: each does all its steps in order.
+void test_program() {
+  constexpr int kTasks = 64, kLinks = 40;
+  auto build = [](Program& program, std::vector<int>& data) {
+    for (int link = 0; link < kLinks; ++link) {
+      int* values = data.data();
+      auto step = [values, link] {
+        auto task = [=](int i) { values[i] = int(unsigned(values[i]) * 3 + link + i); };
+        parallel(kTasks, task);
+      };
+      program.append("link", step);
+    }
+  };
+  std::vector<int> want(kTasks, 1);
+  for (int link = 0; link < kLinks; ++link)
+    for (int i = 0; i < kTasks; ++i) want[i] = int(unsigned(want[i]) * 3 + link + i);
+  for (int threads : {1, 2, 4}) {
+    set_threads(threads, nullptr, 0);
+    auto work = [&] {
+      Program program;
+      std::vector<int> data(kTasks);
+      build(program, data);
+      for (int round = 0; round < 50; ++round) {
+        data.assign(kTasks, 1);
+        int step;
+        program.replay(step);
+        if (data != want) return false;
+      }
+      return true;
+    };
+    bool good[3];
+    std::thread first([&] { good[0] = work(); }), second([&] { good[1] = work(); });
+    good[2] = work();
+    first.join();
+    second.join();
+    check(good[0] && good[1] && good[2], "programs on " + std::to_string(threads) + " threads");
+  }
+  Program program;
+  auto fail = [] { throw std::bad_alloc(); };
+  auto fine = [] {};
+  program.append("fine", fine);
+  program.append("fail", fail);
+  for (int round = 0; round < 2; ++round) {
+    int step = 0;
+    bool thrown = false;
+    try {
+      program.replay(step);
+    } catch (const std::bad_alloc&) {
+      thrown = true;
+    }
+    check(thrown && step == 1 && std::string(program.name(step)) == "fail", "a step that throws is named");
+  }
+}
+
 bool runs(const std::string& name) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -305,6 +362,7 @@ int main() {
   tables.push_back(kernels_neon_dotprod());
 #endif
   test_pool();
+  test_program();
   for (const Kernels* k : tables) {
     if (!runs(k->name)) {
       printf("%s: skipped, this processor cannot run it\n", k->name);

@@ -1,0 +1,197 @@
+"""Capture on the CPU: a function over fixed buffers becomes a native program that runs again without Python.
+
+While the function runs once, kernels called through ``qiao_cpu.native`` add themselves to the program. Around them a
+dispatch mode sees each ATen operator: views pass, since a replay works on the same memory; new tensors come from the
+program's own memory; the few light operators that models use outside the OpTable are done by native kernels; and any
+other is refused by name, since torch would do it now and never again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from qiao.contract import hookimpl
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from qiao_cpu import native
+from qiao_cpu.memory import Memory, memory_for
+
+aten = torch.ops.aten
+
+
+@hookimpl
+def capture(function: Callable[..., Any], example: tuple[Any, ...], device: str) -> Callable[[], Any]:
+    """See ``DeviceSpec.capture``. Programs over the same buffers share their memory, results included."""
+    inputs = [x for x in pytree.tree_leaves(example) if isinstance(x, torch.Tensor)]
+    memory = memory_for(inputs)
+    program = native.Program()
+    with torch.no_grad(), program, _Recorder(memory):
+        result = function(*example)
+    memory.finish(x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor))
+    return _Replay(program, result, (function, example, memory))
+
+
+class _Replay:
+    """What ``capture`` returns. ``kept`` are the owners of the memory that the program uses."""
+
+    def __init__(self, program: native.Program, result: Any, kept: tuple[Any, ...]) -> None:
+        self.program = program
+        self._result = result
+        self._kept = kept
+
+    def __call__(self) -> Any:
+        self.program.replay()
+        return self._result
+
+
+class _Recorder(TorchDispatchMode):
+    """Sees the ATen operators of a region; see the module."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__()
+        self.memory = memory
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            return handler(self.memory, *args, **kwargs)
+        with self:  # under inference_mode composite operators arrive whole
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        if _is_view(func):
+            return func(*args, **kwargs)
+        raise refused(func, "")
+
+
+def refused(func: Any, why: str) -> NotImplementedError:
+    """What says that a region with ``func`` in it is not captured."""
+    name = f"{func.namespace}.{func._schema.name.split('::')[1]}"
+    return NotImplementedError(f"{name}{why} has no native kernel, so what calls it is not captured")
+
+
+def _is_view(func: Any) -> bool:
+    """Whether all results share memory with arguments that are not changed."""
+    if func is aten._unsafe_view.default:  # of a copy that nobody else sees, so it is not declared as one
+        return True
+    returns = func._schema.returns
+    shared = all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    return bool(returns) and shared and func is not aten.lift_fresh.default
+
+
+def _floating(func: Any, *tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        if tensor.dtype not in native.TYPES:
+            raise refused(func, f" of {str(tensor.dtype).removeprefix('torch.')}")
+
+
+def _empty(
+    memory: Memory,
+    size: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    layout: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> torch.Tensor:
+    if device is not None and torch.device(device).type != "cpu":
+        raise refused(aten.empty.memory_format, f" on {device}")
+    return memory.empty(size, dtype or torch.get_default_dtype())
+
+
+def _empty_strided(memory: Memory, size: Any, stride: Any, **options: Any) -> torch.Tensor:
+    made = _empty(memory, size, **options)
+    if tuple(made.stride()) != tuple(stride):
+        raise refused(aten.empty_strided.default, " with gaps or turned dimensions")
+    return made
+
+
+def _empty_like(memory: Memory, x: torch.Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
+    return _empty(memory, x.shape, dtype=dtype or x.dtype, **options)
+
+
+def _new_empty(
+    memory: Memory, x: torch.Tensor, size: Any, *, dtype: torch.dtype | None = None, **options: Any
+) -> torch.Tensor:
+    return _empty(memory, size, dtype=dtype or x.dtype, **options)
+
+
+def _zeroed(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def zeros(memory: Memory, *args: Any, **options: Any) -> torch.Tensor:
+        made = make(memory, *args, **options)
+        native.check(native.zero(made.data_ptr(), made.nbytes))
+        return made
+
+    return zeros
+
+
+def _joint(source: torch.Tensor, target: torch.Tensor) -> list[tuple[int, int, int]]:
+    """(size, stride, stride) of the common dimensions, neighbours joined where both are evenly spaced."""
+    joint: list[tuple[int, int, int]] = []
+    for size, a, b in zip(target.shape, source.stride(), target.stride(), strict=True):
+        if size == 1:
+            continue
+        if joint and joint[-1][1] == size * a and joint[-1][2] == size * b:
+            joint[-1] = (joint[-1][0] * size, a, b)
+        else:
+            joint.append((size, a, b))
+    return joint
+
+
+def _copy(memory: Memory, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """``target.copy_(source)``."""
+    func = aten.copy_.default
+    if target.dtype != source.dtype:
+        raise refused(func, f" from {source.dtype} to {target.dtype}")
+    if not target.numel():
+        return target
+    outer, inner = _joint(source.expand(target.shape), target), 1
+    if outer and outer[-1][1:] == (1, 1):
+        inner = outer.pop()[0]
+    if len(outer) > 2:
+        raise refused(func, f" with strides {tuple(source.stride())} to {tuple(target.stride())}")
+    outer = [(1, 0, 0)] * (2 - len(outer)) + outer
+    item = target.element_size()
+    (a, from_a, to_a), (b, from_b, to_b) = [(size, f * item, t * item) for size, f, t in outer]
+    data = source.data_ptr(), from_a, from_b, target.data_ptr(), to_a, to_b
+    native.check(native.copy(*data, a, b, inner * item))
+    return target
+
+
+def _clone(memory: Memory, x: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
+    return _copy(memory, memory.empty(x.shape, x.dtype), x)
+
+
+def _cat(memory: Memory, tensors: list[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    first = tensors[0]
+    shape = list(first.shape)
+    shape[dim] = sum(x.shape[dim] for x in tensors)
+    out, at = memory.empty(shape, first.dtype), 0
+    for x in tensors:
+        _copy(memory, out.narrow(dim, at, x.shape[dim]), x)
+        at += x.shape[dim]
+    return out
+
+
+_HANDLERS: Mapping[Any, Callable[..., torch.Tensor]] = MappingProxyType(
+    {
+        aten.empty.memory_format: _empty,
+        aten.empty_strided.default: _empty_strided,
+        aten.empty_like.default: _empty_like,
+        aten.new_empty.default: _new_empty,
+        aten.zeros.default: _zeroed(_empty),
+        aten.zeros_like.default: _zeroed(_empty_like),
+        aten.new_zeros.default: _zeroed(_new_empty),
+        aten.copy_.default: _copy,
+        aten.clone.default: _clone,
+        aten.cat.default: _cat,
+    }
+)

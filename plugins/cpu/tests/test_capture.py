@@ -1,0 +1,142 @@
+"""What a recorded program computes, on changed inputs, against the same Python run again; and what is refused."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import qiao_cpu
+import torch
+from qiao.contract import WeightInfo
+from qiao_cpu import native
+from qiao_cpu.memory import memory_for
+
+from tests.support.cpu import generator, linear
+
+SIZE = 64
+GAIN, BIAS = torch.linspace(0.5, 2, SIZE), torch.linspace(-1, 1, 200)
+WEIGHT, INFO = torch.ones(8, SIZE), WeightInfo("w", SIZE, 8)
+
+
+def region(x):
+    """Every kind of step: kernels, views, copies of strided rows, fills, memory that is used again."""
+    heads = x.view(3, 2, SIZE).transpose(0, 1)  # [2, 3, SIZE], no longer contiguous
+    normed = qiao_cpu.rms_norm(heads, GAIN, 1e-5)
+    total = torch.zeros(6, SIZE, dtype=x.dtype)
+    for _ in range(3):
+        normed, total = qiao_cpu.add_rms_norm(normed.reshape(6, SIZE), total, GAIN, 1e-5)
+    wide = torch.cat([normed, total], dim=-1)
+    return (
+        qiao_cpu.silu_mul(wide),
+        heads[1, :, ::2].contiguous(),
+        wide.new_empty(2, SIZE).copy_(x[0]),
+        wide.narrow(0, 2, 3),
+    )
+
+
+@pytest.fixture
+def x():
+    return torch.randn(6, SIZE, generator=generator(0))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_replay_equals_running_the_function_again(x, threads, count, inference, dtype):
+    threads(count)
+    with torch.inference_mode(inference):
+        x = x.to(dtype)
+        replay = qiao_cpu.capture(region, (x,), "cpu")
+        pointers = [t.data_ptr() for t in replay()]
+        for seed in range(1, 4):
+            x.copy_(torch.randn(6, SIZE, generator=generator(seed)))
+            out = replay()
+            assert [t.data_ptr() for t in out] == pointers
+            assert all(torch.equal(a, b) for a, b in zip(out, region(x), strict=True))
+
+
+def test_products_of_every_scheme(x):
+    for scheme in ("dense", "w8a16", "w8a8", "w4a16"):
+        made = linear(scheme, 200, SIZE, group=32 if scheme == "w4a16" else -1)
+        replay = qiao_cpu.capture(lambda x, made=made: made(x, BIAS), (x,), "cpu")
+        x.mul_(-1.5)
+        assert torch.equal(replay(), made(x, BIAS))
+
+
+REFUSED = {
+    "tanh": torch.tanh,
+    "_local_scalar_dense": lambda x: x[0, 0].item(),
+    "nonzero": torch.nonzero,
+    "lift_fresh": lambda x: torch.tensor([1.0]),
+    "packing weights": lambda x: qiao_cpu.pack_weight("dense", {"weight": WEIGHT}, INFO, "cpu"),
+    "recording another": lambda x: qiao_cpu.capture(torch.clone, (x,), "cpu"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_program_can_do_is_refused_by_name(x, name):
+    def function(x):
+        qiao_cpu.rms_norm(x, GAIN, 1e-5)
+        return REFUSED[name](x)
+
+    with pytest.raises(NotImplementedError, match=name):
+        qiao_cpu.capture(function, (x,), "cpu")
+    assert native.set_threads(native.threads()) is None, "nothing records any more"
+    assert torch.equal(qiao_cpu.capture(torch.clone, (x,), "cpu")(), x)
+
+
+def test_an_error_of_the_function_comes_out_as_it_is_and_ends_the_recording(x):
+    with pytest.raises(ZeroDivisionError):
+        qiao_cpu.capture(lambda x: 1 / 0, (x,), "cpu")
+    assert torch.equal(qiao_cpu.capture(torch.clone, (x,), "cpu")(), x)
+
+
+def test_programs_over_one_buffer_share_memory_and_others_do_not(x):
+    def chain(x):
+        for _ in range(50):
+            x = qiao_cpu.rms_norm(x, GAIN, 1e-5)
+        return x
+
+    big = torch.randn(4000, SIZE, generator=generator(0))
+    replays = [qiao_cpu.capture(chain, (big[:n],), "cpu") for n in (100, 2000, 4000)]
+    memory = memory_for([big])
+    assert memory.nbytes == 8 << 20, "two blocks of 1 MB are alive at a time"
+    for replay, n in zip(replays, (100, 2000, 4000), strict=True):
+        assert torch.equal(replay(), chain(big[:n]))
+    other = qiao_cpu.capture(chain, (x,), "cpu")
+    kept = other().clone()
+    replays[2]()
+    assert torch.equal(other(), kept)
+    del replays, replay, memory
+    gc.collect()
+    assert memory_for([big]).nbytes == 0
+
+
+def test_a_tensor_that_outlives_its_recording_keeps_its_memory(x):
+    kept = []
+
+    def function(x):
+        kept.append(qiao_cpu.rms_norm(x, GAIN, 1e-5))
+        return qiao_cpu.rms_norm(kept[0], GAIN, 1e-5)
+
+    first = qiao_cpu.capture(function, (x,), "cpu")
+    want = kept[0].clone()
+    replays = [qiao_cpu.capture(lambda x: x.clone().copy_(GAIN), (x[:n],), "cpu") for n in (6, 3, 1)]
+    for replay in replays:
+        replay()
+    assert torch.equal(kept[0], want)
+    assert torch.equal(first(), qiao_cpu.rms_norm(want, GAIN, 1e-5))
+
+
+def test_steps_are_named(x):
+    replay = qiao_cpu.capture(region, (x,), "cpu")
+    assert replay.program.steps() == [
+        "copy",
+        "rms_norm",
+        "zero",
+        *["add_rms_norm"] * 3,
+        "copy",
+        "copy",
+        "silu_mul",
+        *["copy"] * 2,
+    ]
