@@ -150,8 +150,8 @@ _OUTSIDE, _NOT_RECORDABLE = 2, 3
 def check(status: int) -> None:
     """Raise where a native function could not do its work.
 
-    ``MemoryError`` for lack of memory, ``IndexError`` for a row that is not there, ``NotImplementedError`` for what cannot be
-    part of a program.
+    ``MemoryError`` for lack of memory, ``IndexError`` for a row that is not there, ``NotImplementedError`` for what
+    cannot be part of a program.
     """
     if status == _OUTSIDE:
         raise IndexError("qiao-cpu: an index is outside the table")
