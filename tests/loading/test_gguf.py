@@ -44,7 +44,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def load(file: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in iter_weights(resolve(file), progress=False)}
+    return {name: tensor.clone() for name, tensor in iter_weights(resolve(file), progress=False, dequantize=True)}
 
 
 def logits(model: Any) -> torch.Tensor:

@@ -147,12 +147,6 @@ def test_more_experts_chosen_than_there_are():
         describe(raw)
 
 
-def test_quantized_checkpoints_are_refused_by_method():
-    with pytest.raises(ModelError, match=r"quantization_config.*gptq"):
-        describe({**RAW, "quantization_config": {"quant_method": "gptq", "bits": 4}})
-    assert describe({**RAW, "quantization_config": None}).schemes == ("dense",)
-
-
 def test_bidirectional_gemma_is_refused():
     raw = {**RAW, "architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}
     with pytest.raises(ModelError, match="use_bidirectional_attention"):

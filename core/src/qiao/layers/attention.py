@@ -12,6 +12,7 @@ from qiao.layers.norm import RMSNorm
 from qiao.layers.rotary import RopeSpec
 from qiao.layers.weights import Target
 from qiao.optable import OpTable
+from qiao.quantization import NO_FORMS, Forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,14 @@ class Attention:
         rope_index: int,
         eps: float,
         norm_offset: bool = False,
-        scheme: str = "dense",
+        forms: Forms = NO_FORMS,
     ) -> None:
         self._ops, self._spec, self._rope_index = ops, spec, rope_index
         query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self._sizes = (query, key, key)
         parts = {f"{name}.q_proj": query, f"{name}.k_proj": key, f"{name}.v_proj": key}
-        self.qkv = Linear(ops, dtype, f"{name}.qkv_proj", hidden_size, parts, bias=spec.qkv_bias, scheme=scheme)
-        self.out = single(ops, dtype, f"{name}.o_proj", query, hidden_size, bias=spec.out_bias, scheme=scheme)
+        self.qkv = Linear(ops, dtype, f"{name}.qkv_proj", hidden_size, parts, bias=spec.qkv_bias, forms=forms)
+        self.out = single(ops, dtype, f"{name}.o_proj", query, hidden_size, bias=spec.out_bias, forms=forms)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if spec.qk_norm:

@@ -9,6 +9,7 @@ from qiao.layers.embedding import Embedding
 from qiao.layers.linear import single
 from qiao.layers.weights import Target, floating
 from qiao.optable import OpTable
+from qiao.quantization import NO_FORMS, Forms, QuantizedWeight, Weight
 
 
 class Head:
@@ -28,11 +29,12 @@ class Head:
         tied: bool,
         soft_cap: float = 0.0,
         normalise: bool = False,
+        forms: Forms = NO_FORMS,
     ) -> None:
-        self._linear = single(ops, dtype, name, hidden_size, vocab_size)
+        self._linear = single(ops, dtype, name, hidden_size, vocab_size, forms=forms)
         self._name, self._shape, self._dtype = name, (vocab_size, hidden_size), dtype
         self._tied, self._soft_cap, self._normalise = tied, soft_cap, normalise
-        self._own: torch.Tensor | None = None
+        self._own: Weight | None = None
 
     def targets(self) -> dict[str, Target]:
         """The weight [V, E]."""
@@ -40,8 +42,8 @@ class Head:
         found[f"{self._name}.weight"] = Target(self._shape, self._keep)
         return found
 
-    def _keep(self, tensor: torch.Tensor) -> None:
-        self._own = tensor
+    def _keep(self, weight: Weight) -> None:
+        self._own = weight
 
     def finish(self, embedding: Embedding) -> None:
         """After the last tensor: settle what is tied to what, and pack.
@@ -54,16 +56,23 @@ class Head:
         if self._tied and shared is None and own is not None:
             embedding.put(own)
             shared = embedding.take_source()
-        if own is not None:
+        if isinstance(own, torch.Tensor):
             own = floating(f"{self._name}.weight", own, self._dtype)
-        if shared is not None and self._tied and (own is None or torch.equal(own, shared)):
+        if shared is not None and self._tied and (own is None or _equal(own, shared)):
             own = shared
         assert own is not None, "the loader has seen a head, or an embedding that it is tied to"
         if self._normalise:
-            own = functional.normalize(own.float(), dim=-1).to(self._dtype)
+            own = functional.normalize(floating(self._name, own, torch.float32), dim=-1).to(self._dtype)
         self._linear.targets()[f"{self._name}.weight"].put(own)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """``hidden`` [N, E]; returns float32 [N, V]."""
         logits = self._linear(hidden).float()
         return logits if self._soft_cap == 0.0 else torch.tanh(logits / self._soft_cap) * self._soft_cap
+
+
+def _equal(own: Weight, shared: Weight) -> bool:
+    """Whether two plain weights are the same; quantized ones are not compared, as none is tied to a second copy."""
+    if isinstance(own, QuantizedWeight) or isinstance(shared, QuantizedWeight):
+        return False
+    return torch.equal(own, shared)

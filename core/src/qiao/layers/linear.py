@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
 
 from qiao.contract import PackedWeight, WeightInfo
+from qiao.errors import ModelError
 from qiao.layers.weights import Target, floating
 from qiao.optable import OpTable
+from qiao.quantization import NO_FORMS, Forms, QuantizedWeight, Weight, form_of, stack
+
+_BITS = {"dense": 16, "w4a16": 4}
 
 
 class Linear:
@@ -17,7 +21,8 @@ class Linear:
 
     ``parts`` maps names of checkpoint tensors (without ``.weight``) to their rows of O. Several parts make one fused
     weight, stacked in order: they wait until all are there, are packed together and let go, so that a load holds both
-    forms of one weight at most. The stacked tensor itself is taken too, under ``name``.
+    forms of one weight at most. The stacked tensor itself is taken too, under ``name``. ``forms`` says how the parts
+    are stored; those that cannot be stacked without a change of value are multiplied one by one.
     """
 
     def __init__(
@@ -29,21 +34,31 @@ class Linear:
         parts: Mapping[str, int],
         *,
         bias: bool = False,
-        scheme: str = "dense",
+        forms: Forms = NO_FORMS,
     ) -> None:
-        self._ops = ops.matmul[scheme]
+        self._scheme = form_of(forms, name, tuple(parts)).scheme
+        self._ops = ops.matmul[self._scheme]
         self._multiply = self._ops.matmul
-        self._scheme, self._dtype = scheme, dtype
+        self._dtype = dtype
         self.name, self.in_features, self.out_features = name, in_features, sum(parts.values())
         self._parts, self._has_bias = dict(parts), bias
-        self._staged: dict[str, dict[str, torch.Tensor]] = {"weight": {}, "bias": {}}
+        self._staged: dict[str, dict[str, Weight]] = {"weight": {}, "bias": {}}
         self._weight: PackedWeight | None = None
+        self._apart: tuple[PackedWeight, ...] = ()
         self._bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, I] in the model's dtype; returns [T, O]."""
-        assert self._weight is not None, f"{self.name} is not loaded"
+        if self._weight is None:
+            return self._multiply_apart(x)
         return self._multiply(x, self._weight, self._bias)
+
+    def _multiply_apart(self, x: torch.Tensor) -> torch.Tensor:
+        assert self._apart, f"{self.name} is not loaded"
+        biases: Sequence[torch.Tensor | None] = [None] * len(self._apart)
+        if self._bias is not None:
+            biases = self._bias.split([weight.info.out_features for weight in self._apart])
+        return torch.cat([self._multiply(x, w, b) for w, b in zip(self._apart, biases, strict=True)], dim=-1)
 
     def targets(self) -> dict[str, Target]:
         """Checkpoint names to targets: the parts, and the fused name where there are several parts."""
@@ -63,24 +78,44 @@ class Linear:
             for kind, shape in shapes.items()
         }
 
-    def _put(self, part: str, kind: str, tensor: torch.Tensor) -> None:
-        if part == self.name:
-            self._finish(kind, tensor)
-            return
+    def _put(self, part: str, kind: str, weight: Weight) -> None:
         staged = self._staged[kind]
-        staged[part] = floating(f"{part}.{kind}", tensor, self._dtype)
-        if len(staged) == len(self._parts):
-            whole = torch.cat([staged[p] for p in self._parts])
+        if kind == "bias" or self._scheme == "dense":
+            staged[part] = floating(f"{part}.{kind}", weight, self._dtype)
+        else:
+            staged[part] = self._quantized(part, weight)
+        if part == self.name or len(staged) == len(self._parts):
+            whole = [staged[p] for p in self._parts] if part != self.name else [staged[part]]
             staged.clear()
             self._finish(kind, whole)
 
-    def _finish(self, kind: str, tensor: torch.Tensor) -> None:
-        tensor = floating(f"{self.name}.{kind}", tensor, self._dtype)
+    def _quantized(self, part: str, weight: Weight) -> QuantizedWeight:
+        if isinstance(weight, QuantizedWeight):
+            return weight
+        raise ModelError(
+            f"tensor {part}.weight is {str(weight.dtype).removeprefix('torch.')}, but the checkpoint says that it is "
+            f"{self._scheme}; its config and its weights belong to different models"
+        )
+
+    def _finish(self, kind: str, parts: list[Weight]) -> None:
+        plain = [part for part in parts if isinstance(part, torch.Tensor)]
         if kind == "bias":
-            self._bias = tensor.to(self._ops.device)
-            return
-        info = WeightInfo(self.name, self.in_features, self.out_features)
-        self._weight = self._ops.pack_weight(self._scheme, {"weight": tensor}, info, self._ops.device)
+            self._bias = _joined(plain).to(self._ops.device)
+        elif plain:
+            self._weight = self._pack({"weight": _joined(plain)}, -1)
+        else:
+            stacked = stack([part for part in parts if isinstance(part, QuantizedWeight)], self._scheme)
+            packed = tuple(self._pack(weight.tensors, weight.form.group_size) for weight in stacked)
+            self._weight, self._apart = (packed[0], ()) if len(packed) == 1 else (None, packed)
+
+    def _pack(self, tensors: Mapping[str, torch.Tensor], group_size: int) -> PackedWeight:
+        rows, bits = tensors["weight"].shape[0], _BITS.get(self._scheme, 8)
+        info = WeightInfo(self.name, self.in_features, rows, bits, group_size, symmetric="zero" not in tensors)
+        return self._ops.pack_weight(self._scheme, tensors, info, self._ops.device)
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def single(
@@ -91,7 +126,7 @@ def single(
     out_features: int,
     *,
     bias: bool = False,
-    scheme: str = "dense",
+    forms: Forms = NO_FORMS,
 ) -> Linear:
     """A ``Linear`` of one checkpoint tensor."""
-    return Linear(ops, dtype, name, in_features, {name: out_features}, bias=bias, scheme=scheme)
+    return Linear(ops, dtype, name, in_features, {name: out_features}, bias=bias, forms=forms)

@@ -9,6 +9,7 @@ import torch
 from qiao.layers.linear import Linear, single
 from qiao.layers.weights import Target
 from qiao.optable import OpTable
+from qiao.quantization import NO_FORMS, Forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,11 @@ class GatedMlp:
         hidden_size: int,
         spec: MlpSpec,
         *,
-        scheme: str = "dense",
+        forms: Forms = NO_FORMS,
     ) -> None:
         parts = {f"{name}.gate_proj": spec.intermediate, f"{name}.up_proj": spec.intermediate}
-        self.gate_up = Linear(ops, dtype, f"{name}.gate_up_proj", hidden_size, parts, bias=spec.bias, scheme=scheme)
-        self.down = single(
-            ops, dtype, f"{name}.down_proj", spec.intermediate, hidden_size, bias=spec.bias, scheme=scheme
-        )
+        self.gate_up = Linear(ops, dtype, f"{name}.gate_up_proj", hidden_size, parts, bias=spec.bias, forms=forms)
+        self.down = single(ops, dtype, f"{name}.down_proj", spec.intermediate, hidden_size, bias=spec.bias, forms=forms)
         self._act = ops.silu_mul if spec.activation == "silu" else ops.gelu_mul
 
     def targets(self) -> dict[str, Target]:

@@ -10,6 +10,7 @@ from qiao.layers.linear import single
 from qiao.layers.mlp import GatedMlp, MlpSpec
 from qiao.layers.weights import Target
 from qiao.optable import OpTable
+from qiao.quantization import NO_FORMS, Forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +32,18 @@ class MoeMlp:
     """Routing as in transformers: softmax over all experts in float32, then the ``top_k`` largest."""
 
     def __init__(
-        self, ops: OpTable, dtype: torch.dtype, name: str, hidden_size: int, spec: MoeSpec, *, scheme: str = "dense"
+        self, ops: OpTable, dtype: torch.dtype, name: str, hidden_size: int, spec: MoeSpec, *, forms: Forms = NO_FORMS
     ) -> None:
         self._spec = spec
-        self._router = single(ops, dtype, f"{name}.gate", hidden_size, spec.num_experts)
+        self._router = single(ops, dtype, f"{name}.gate", hidden_size, spec.num_experts, forms=forms)
         self._experts = [
-            GatedMlp(ops, dtype, f"{name}.experts.{i}", hidden_size, spec.expert, scheme=scheme)
+            GatedMlp(ops, dtype, f"{name}.experts.{i}", hidden_size, spec.expert, forms=forms)
             for i in range(spec.num_experts)
         ]
         self._shared: GatedMlp | None = None
         if spec.shared is not None:
-            self._shared = GatedMlp(ops, dtype, f"{name}.shared_expert", hidden_size, spec.shared, scheme=scheme)
-            self._shared_gate = single(ops, dtype, f"{name}.shared_expert_gate", hidden_size, 1)
+            self._shared = GatedMlp(ops, dtype, f"{name}.shared_expert", hidden_size, spec.shared, forms=forms)
+            self._shared_gate = single(ops, dtype, f"{name}.shared_expert_gate", hidden_size, 1, forms=forms)
 
     def targets(self) -> dict[str, Target]:
         """Targets of the router and of all experts."""

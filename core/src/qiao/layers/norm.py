@@ -6,6 +6,7 @@ import torch
 
 from qiao.layers.weights import Target, floating
 from qiao.optable import OpTable
+from qiao.quantization import Weight
 
 
 class RMSNorm:
@@ -26,9 +27,9 @@ class RMSNorm:
         """The one weight [size]."""
         return {f"{self._name}.weight": Target((self._size,), self._put)}
 
-    def _put(self, tensor: torch.Tensor) -> None:
-        weight = floating(f"{self._name}.weight", tensor, self._dtype)
-        self._weight = (weight + 1.0 if self._offset else weight).to(self._device)
+    def _put(self, weight: Weight) -> None:
+        values = floating(f"{self._name}.weight", weight, self._dtype)
+        self._weight = (values + 1.0 if self._offset else values).to(self._device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., size]; returns the same shape and dtype."""

@@ -1,4 +1,4 @@
-"""How a checkpoint's tensors reach the layers: each layer offers named targets, the loader fills them one at a time."""
+"""How a checkpoint's weights reach the layers: each layer offers named targets, the loader fills them one at a time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from qiao.errors import ModelError
+from qiao.quantization import QuantizedWeight, Weight
 
 _SHOWN = 5
 """Names that an error lists before it only counts."""
@@ -15,21 +16,22 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A place for one checkpoint tensor of exactly ``shape``.
+    """A place for one checkpoint weight of exactly ``shape``.
 
     A fused tensor ``covers`` the names of its parts: either it comes, or they do.
     """
 
     shape: tuple[int, ...]
-    put: Callable[[torch.Tensor], None]
+    put: Callable[[Weight], None]
     covers: tuple[str, ...] = ()
 
 
-def floating(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``tensor`` as ``dtype``; any of float16, bfloat16, float32 and float64 may come.
+def floating(name: str, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+    """``weight`` as a tensor of ``dtype``; float16, bfloat16, float32, float64 and quantized weights may come.
 
     Raises ``ModelError`` for integers, which are a quantized weight under a plain name.
     """
+    tensor = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
     if not tensor.is_floating_point():
         raise ModelError(
             f"tensor {name} is {str(tensor.dtype).removeprefix('torch.')}, expected floating point; "
@@ -47,7 +49,7 @@ def _listing(names: Iterable[str]) -> str:
 
 def fill(
     targets: Mapping[str, Target],
-    weights: Iterable[tuple[str, torch.Tensor]],
+    weights: Iterable[tuple[str, Weight]],
     either: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Put each of ``weights`` into its target, one at a time, none kept. Of a pair in ``either``, one is enough.
@@ -56,19 +58,19 @@ def fill(
     """
     unexpected: list[str] = []
     seen: set[str] = set()
-    for name, tensor in weights:
+    for name, weight in weights:
         target = targets.get(name)
         if target is None:
             unexpected.append(name)
             continue
         if name in seen or seen.intersection(target.covers):
             raise ModelError(f"tensor {name} comes twice in the checkpoint, or both fused and in parts")
-        if tuple(tensor.shape) != target.shape:
+        if tuple(weight.shape) != target.shape:
             raise ModelError(
-                f"tensor {name} has shape {list(tensor.shape)}, but config.json asks for {list(target.shape)}; "
+                f"tensor {name} has shape {list(weight.shape)}, but config.json asks for {list(target.shape)}; "
                 "the weights and the config belong to different models"
             )
-        target.put(tensor)
+        target.put(weight)
         seen.add(name)
         seen.update(target.covers)
     for one, other in either:

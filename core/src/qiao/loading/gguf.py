@@ -1,4 +1,4 @@
-"""GGUF weights, dequantized one at a time, under Hugging Face names."""
+"""GGUF weights, one at a time, under Hugging Face names."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from gguf.quants import dequantize
 from qiao.errors import ModelError
 from qiao.loading.gguf_config import check_architecture, gguf_config, gguf_generation_config, uniform
 from qiao.loading.gguf_file import GGUFModel, GGUFTensor, open_gguf, raw_bytes
+from qiao.quantization import QuantizedWeight, Weight, take_rows
+from qiao.quantization.gguf import gguf_form, split_blocks
 
 __all__ = ["count_gguf", "gguf_config", "gguf_generation_config", "hf_name", "iter_gguf", "open_gguf", "read_tensor"]
 
@@ -61,10 +63,11 @@ _IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_sho
 _FLOATS: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def iter_gguf(path: Path, device: str) -> Iterator[tuple[str, torch.Tensor]]:
+def iter_gguf(path: Path, device: str, dequantize: bool = False) -> Iterator[tuple[str, Weight]]:
     """Each tensor once, on ``device``; the experts of a mixture one by one.
 
-    Float tensors keep their type, quantized ones become float32. Undone on the way: llama.cpp's reordering of the rows
+    Float tensors keep their type. Quantized matrices whose type has a form of its own stay quantized unless
+    ``dequantize``, others become float32. Undone on the way: llama.cpp's reordering of the rows
     of q and k in the llama family, and the 1 that its converter adds to Gemma's norms. Raises ``ModelError``.
     """
     model = open_gguf(path)
@@ -75,9 +78,25 @@ def iter_gguf(path: Path, device: str) -> Iterator[tuple[str, torch.Tensor]]:
         name = hf_name(model, tensor.name)
         if "{expert}" in name:
             for expert in range(tensor.shape[0]):
-                yield name.replace("{expert}", str(expert)), read_tensor(_slice(tensor, expert)).to(device)
+                yield name.replace("{expert}", str(expert)), _read(_slice(tensor, expert), dequantize).to(device)
         else:
-            yield name, _restore(model, tensor.name, read_tensor(tensor)).to(device)
+            yield name, _restore(model, tensor.name, _read(tensor, dequantize)).to(device)
+
+
+def quantized_gguf(path: Path) -> dict[str, QuantizedWeight]:
+    """The weights that ``iter_gguf`` will yield quantized, on the meta device."""
+    model = open_gguf(path)
+    check_architecture(model)
+    found: dict[str, QuantizedWeight] = {}
+    for tensor in model.tensors.values():
+        form = gguf_form(tensor.kind.name)
+        if form is None or len(tensor.shape) < 2:
+            continue
+        name = hf_name(model, tensor.name)
+        codes = torch.empty(tensor.shape[-2:], dtype=torch.int8, device="meta")
+        for expert in range(tensor.shape[0] if "{expert}" in name else 1):
+            found[name.replace("{expert}", str(expert))] = QuantizedWeight(form, {"weight": codes})
+    return found
 
 
 def count_gguf(path: Path) -> int:
@@ -117,6 +136,13 @@ def read_tensor(tensor: GGUFTensor) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).reshape(tensor.shape)
 
 
+def _read(tensor: GGUFTensor, dequantize: bool) -> Weight:
+    kind = tensor.kind.name
+    if dequantize or len(tensor.shape) != 2 or gguf_form(kind) is None:
+        return read_tensor(tensor)
+    return split_blocks(raw_bytes(tensor), kind, (tensor.shape[0], tensor.shape[1]))
+
+
 def _names(model: GGUFModel) -> Mapping[str, str]:
     if model.architecture.startswith("gemma"):
         return _GEMMA
@@ -128,20 +154,20 @@ def _slice(tensor: GGUFTensor, expert: int) -> GGUFTensor:
     return GGUFTensor(tensor.name, tensor.shape[1:], tensor.kind, tensor.file, tensor.offset + expert * size, size)
 
 
-def _restore(model: GGUFModel, name: str, values: torch.Tensor) -> torch.Tensor:
-    if model.architecture.startswith("gemma") and name.endswith("norm.weight"):
-        return values - 1
+def _restore(model: GGUFModel, name: str, weight: Weight) -> Weight:
+    if model.architecture.startswith("gemma") and name.endswith("norm.weight") and isinstance(weight, torch.Tensor):
+        return weight - 1
     if model.architecture == "llama" and ".attn_q." in name:
-        return _unpermute(model, name, values, "attention.head_count")
+        return _unpermute(model, name, weight, "attention.head_count")
     if model.architecture == "llama" and ".attn_k." in name:
         kv = model.hparam("attention.head_count_kv") is not None
-        return _unpermute(model, name, values, "attention.head_count_kv" if kv else "attention.head_count")
-    return values
+        return _unpermute(model, name, weight, "attention.head_count_kv" if kv else "attention.head_count")
+    return weight
 
 
-def _unpermute(model: GGUFModel, name: str, values: torch.Tensor, key: str) -> torch.Tensor:
+def _unpermute(model: GGUFModel, name: str, weight: Weight, key: str) -> Weight:
     """Rows from pairs side by side (ggml's rope) back to halves (Hugging Face's): undoes the converter's permute."""
-    heads = uniform(model, key)
-    if values.shape[0] % (2 * heads):
-        raise ModelError(f"{model.path}: damaged: {name} has {values.shape[0]} rows, which do not make {heads} heads.")
-    return values.reshape(heads, values.shape[0] // heads // 2, 2, -1).transpose(1, 2).reshape(values.shape)
+    heads, rows = uniform(model, key), weight.shape[0]
+    if rows % (2 * heads):
+        raise ModelError(f"{model.path}: damaged: {name} has {rows} rows, which do not make {heads} heads.")
+    return take_rows(weight, torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).flatten())

@@ -10,22 +10,26 @@ from typing import Any
 import torch
 
 from qiao.errors import ModelError
+from qiao.loading.config import read_raw_config
 from qiao.loading.safetensors import count_tensors, iter_safetensors
 from qiao.loading.sources import ModelFiles
+from qiao.quantization import QuantizedWeight, Weight, method_of, refuse_method
 
 
-def iter_weights(files: ModelFiles, device: str = "cpu", progress: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor once, under its Hugging Face name, on ``device``.
+def iter_weights(
+    files: ModelFiles, device: str = "cpu", progress: bool = True, dequantize: bool = False
+) -> Iterator[tuple[str, Weight]]:
+    """Each weight once, under its Hugging Face name, on ``device``.
 
-    Only one tensor at a time is held here. Safetensors keep their dtype; GGUF tensors arrive dequantized, as float32
-    where they were quantized. ``progress`` shows a bar on a terminal. Raises ``ModelError`` naming the file or the
-    tensor, also for NaN.
+    Only one at a time is held here. Floating point keeps its dtype. Quantized weights stay so where the contract has
+    their form; the others, and with ``dequantize`` all, become float32. ``progress`` shows a bar on a terminal.
+    Raises ``ModelError`` naming the file or the tensor, also for NaN.
     """
     if files.gguf is not None:
         from qiao.loading.gguf import count_gguf, iter_gguf
 
         total = count_gguf(files.gguf)
-        source = iter_gguf(files.gguf, device)
+        source = iter_gguf(files.gguf, device, dequantize)
     else:
         total = count_tensors(files.folder)
         source = iter_safetensors(files.folder, device)
@@ -34,11 +38,32 @@ def iter_weights(files: ModelFiles, device: str = "cpu", progress: bool = True) 
     )
 
 
-def _checked(source: Iterator[tuple[str, torch.Tensor]], files: ModelFiles) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in source:
-        if has_nan(tensor):
+def quantization_of(files: ModelFiles) -> str | None:
+    """The method by which a model is quantized, by its usual name (``gguf``, ``gptq``), None where it is not."""
+    if files.gguf is not None:
+        return "gguf"
+    return method_of(read_raw_config(files)) if (files.folder / "config.json").is_file() else None
+
+
+def quantized_weights(files: ModelFiles) -> dict[str, QuantizedWeight]:
+    """What ``iter_weights`` will yield quantized, by name, on the meta device: only headers are read.
+
+    Raises ``ModelError`` for a method that cannot be loaded.
+    """
+    if files.gguf is not None:
+        from qiao.loading.gguf import quantized_gguf
+
+        return quantized_gguf(files.gguf)
+    refuse_method(quantization_of(files))
+    return {}
+
+
+def _checked(source: Iterator[tuple[str, Weight]], files: ModelFiles) -> Iterator[tuple[str, Weight]]:
+    for name, weight in source:
+        held = weight.tensors.values() if isinstance(weight, QuantizedWeight) else (weight,)
+        if any(has_nan(tensor) for tensor in held):
             raise ModelError(f"{files.gguf or files.folder}: {name} holds NaN. The file is damaged or badly quantized.")
-        yield name, tensor
+        yield name, weight
 
 
 def has_nan(tensor: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -9,13 +10,17 @@ from typing import Any
 import torch
 
 from qiao.contract import ModelShape
+from qiao.errors import ModelError
 from qiao.models.base import Model
 from qiao.models.decoder import Decoder
 from qiao.models.settings import Settings, settings_of
-from qiao.models.spec import shape_of
+from qiao.models.spec import shape_of, with_forms
 from qiao.optable import OpTable
+from qiao.quantization import QuantizedWeight
 
 __all__ = ["Model", "architectures", "create", "describe"]
+
+_NONE: Mapping[str, QuantizedWeight] = MappingProxyType({})
 
 _FAMILIES = MappingProxyType(
     {
@@ -74,8 +79,8 @@ def architectures() -> tuple[str, ...]:
     return tuple(_FAMILIES)
 
 
-def describe(config: Any) -> ModelShape:
-    """The shape of a model from its config alone: no weights, no device.
+def describe(config: Any, quantized: Mapping[str, QuantizedWeight] = _NONE) -> ModelShape:
+    """The shape of a model from its config, and its ``quantized`` weights by name: no other weights, no device.
 
     ``config`` is the raw dict of a ``config.json`` or a transformers ``PretrainedConfig``.
     Raises ``ModelError`` naming the field that is missing or wrong.
@@ -83,23 +88,40 @@ def describe(config: Any) -> ModelShape:
     settings = settings_of(config)
     architecture = _architecture(settings)
     if architecture not in _FAMILIES:
+        _refuse_generic(architecture, quantized)
         return _generic().describe_generic(config)  # type: ignore[no-any-return]
-    spec = _family(architecture).spec(settings, architecture)
+    spec = with_forms(_family(architecture).spec(settings, architecture), quantized)
     return shape_of(spec, _dtype_name(settings))
 
 
-def create(config: Any, ops: OpTable, dtype: torch.dtype, max_length: int | None = None) -> Model:
+def create(
+    config: Any,
+    ops: OpTable,
+    dtype: torch.dtype,
+    max_length: int | None = None,
+    quantized: Mapping[str, QuantizedWeight] = _NONE,
+) -> Model:
     """An empty model of ``config`` whose weights will lie where ``ops`` reads them; fill it with ``load``.
 
     ``max_length`` is the longest sequence that will be served, in tokens (the model's own context where None).
+    ``quantized`` holds the weights that ``load`` will bring in quantized form, by their names in the checkpoint.
     Raises ``ModelError`` naming the field that is missing or wrong.
     """
     settings = settings_of(config)
     architecture = _architecture(settings)
     if architecture not in _FAMILIES:
+        _refuse_generic(architecture, quantized)
         return _generic().create_generic(config, ops, dtype)  # type: ignore[no-any-return]
-    family = _family(architecture)
-    return Decoder(family.spec(settings, architecture), ops, dtype, max_length)
+    spec = with_forms(_family(architecture).spec(settings, architecture), quantized)
+    return Decoder(spec, ops, dtype, max_length)
+
+
+def _refuse_generic(architecture: str, quantized: Mapping[str, QuantizedWeight]) -> None:
+    if quantized:
+        raise ModelError(
+            f"{architecture} has no definition of its own here, and the generic one takes no quantized weights: "
+            "use --quantization none, which dequantizes them at load"
+        )
 
 
 def _architecture(settings: Settings) -> str:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from qiao.contract import AttentionMetadata, KVCache, ModelShape
+from qiao.quantization import Weight
 
 
 class Model(Protocol):
@@ -15,8 +16,8 @@ class Model(Protocol):
 
     shape: ModelShape
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take a checkpoint's tensors by name and pack each where its group lies.
+    def load(self, weights: Iterable[tuple[str, Weight]]) -> None:
+        """Take a checkpoint's weights by name and pack each where its group lies.
 
         Raises ``ModelError`` naming a tensor that is missing, unexpected or of another shape.
         """

@@ -18,6 +18,7 @@ from qiao.layers.rotary import RotaryTable
 from qiao.layers.weights import Target, fill
 from qiao.models.spec import DecoderSpec, LayerSpec, shape_of
 from qiao.optable import OpTable
+from qiao.quantization import Weight
 
 _BUFFERS = re.compile(r"rotary_(pos_)?emb\.|\.(inv_freq|masked_bias)$")
 """Tensors that older checkpoints saved though they follow from the config."""
@@ -46,13 +47,13 @@ class DecoderLayer:
             rope_index=rope_index,
             eps=model.norm_eps,
             norm_offset=model.norm_offset,
-            scheme=model.scheme,
+            forms=model.forms,
         )
         self._mlp: GatedMlp | MoeMlp
         if isinstance(spec.mlp, MlpSpec):
-            self._mlp = GatedMlp(ops, dtype, f"{name}.mlp", hidden, spec.mlp, scheme=model.scheme)
+            self._mlp = GatedMlp(ops, dtype, f"{name}.mlp", hidden, spec.mlp, forms=model.forms)
         else:
-            self._mlp = MoeMlp(ops, dtype, f"{name}.mlp", hidden, spec.mlp, scheme=model.scheme)
+            self._mlp = MoeMlp(ops, dtype, f"{name}.mlp", hidden, spec.mlp, forms=model.forms)
 
     def targets(self) -> dict[str, Target]:
         """Targets of all parts."""
@@ -126,21 +127,22 @@ class Decoder:
             tied=spec.tied,
             soft_cap=spec.soft_cap,
             normalise=spec.head_normalised,
+            forms=spec.forms,
         )
         self._tied = spec.tied
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take a checkpoint's tensors one at a time; see ``Model.load``."""
+    def load(self, weights: Iterable[tuple[str, Weight]]) -> None:
+        """Take a checkpoint's weights one at a time; see ``Model.load``."""
         targets = {**self._embedding.targets(), **self._norm.targets(), **self._head.targets()}
         for layer in self._layers:
             targets.update(layer.targets())
         fill(targets, self._renamed(weights), either=(("model.embed_tokens.weight", "lm_head.weight"),) * self._tied)
         self._head.finish(self._embedding)
 
-    def _renamed(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in weights:
+    def _renamed(self, weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
+        for name, weight in weights:
             if not _BUFFERS.search(name):
-                yield from self._translate(name, tensor)
+                yield from self._translate(name, weight)
 
     def forward(
         self,

@@ -14,7 +14,7 @@ from qiao.layers.moe import MoeSpec
 from qiao.models.rope import context_length, rope_spec
 from qiao.models.settings import Settings
 from qiao.models.spec import DecoderSpec, LayerSpec, Translate
-from qiao.quantization import weight_scheme
+from qiao.quantization import Weight
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
@@ -151,7 +151,6 @@ def decoder(
         tied=settings.flag("tie_word_embeddings", tied),
         head_normalised=head_normalised,
         soft_cap=soft_cap,
-        scheme=weight_scheme(settings.raw),
         translate=translate,
     )
 
@@ -160,10 +159,10 @@ def renaming(*rules: tuple[str, str]) -> Translate:
     """A translation by regular expressions, each applied to each name in order."""
     compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
 
-    def translate(name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+    def translate(name: str, weight: Weight) -> Iterable[tuple[str, Weight]]:
         for pattern, replacement in compiled:
             name = pattern.sub(replacement, name)
-        yield name, tensor
+        yield name, weight
 
     return translate
 
@@ -172,13 +171,13 @@ def unstacking(inner: Translate) -> Translate:
     """``inner`` after taking apart expert weights that are stored as one tensor [experts, O, I] each."""
     stacked = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)$")
 
-    def translate(name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+    def translate(name: str, weight: Weight) -> Iterable[tuple[str, Weight]]:
         match = stacked.match(name)
-        if match is None:
-            yield from inner(name, tensor)
+        if match is None or not isinstance(weight, torch.Tensor):
+            yield from inner(name, weight)
             return
-        for i, weight in enumerate(tensor):
-            yield from inner(f"{match[1]}.{i}.{match[2]}.weight", weight)
+        for i, expert in enumerate(weight):
+            yield from inner(f"{match[1]}.{i}.{match[2]}.weight", expert)
 
     return translate
 

@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-
 from qiao.layers.attention import AttentionSpec
 from qiao.models.family import FULL, SLIDING, decoder, read_heads, read_layer_types, read_windows, renaming
 from qiao.models.gemma2 import NAMES, gemma_mlp, refuse_bidirectional
 from qiao.models.rope import rope_spec
 from qiao.models.settings import Settings
 from qiao.models.spec import DecoderSpec
+from qiao.quantization import Weight
 
 _renamed = renaming(
     *NAMES,
@@ -23,9 +22,9 @@ _renamed = renaming(
 _IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
-def _translate(name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+def _translate(name: str, weight: Weight) -> Iterable[tuple[str, Weight]]:
     """The text model's tensors of either layout; those of the image encoder are left out."""
-    return () if name.startswith(_IMAGES) else _renamed(name, tensor)
+    return () if name.startswith(_IMAGES) else _renamed(name, weight)
 
 
 def spec(settings: Settings, architecture: str) -> DecoderSpec:

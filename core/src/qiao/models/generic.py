@@ -30,6 +30,7 @@ from qiao.models.generic_trace import (
     trace,
 )
 from qiao.optable import OpTable
+from qiao.quantization import Weight
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _CHECK_TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
@@ -87,7 +88,7 @@ class GenericModel:
             linear = OpLinear(name, self._model.get_submodule(name), self._ops.matmul["dense"], self._dtype)
             setattr(self._model.get_submodule(owner), part, linear)
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load(self, weights: Iterable[tuple[str, Weight]]) -> None:
         """Take a checkpoint's tensors by name, then check the model with them.
 
         Raises ``ModelError`` naming a tensor that is missing, unexpected or of another shape, or where the model's

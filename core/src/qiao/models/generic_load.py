@@ -15,6 +15,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from qiao.errors import ModelError
 from qiao.models.generic_layers import OpLinear
 from qiao.models.generic_trace import refuse
+from qiao.quantization import QuantizedWeight, Weight
 
 _SHOWN = 5
 
@@ -76,9 +77,10 @@ class Loader:
             shapes.update({f"{name}.{part}": shape for part, shape in linear.expected().items()})
         return shapes
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load(self, weights: Iterable[tuple[str, Weight]]) -> None:
         """Take them all. Raises ``ModelError`` naming a tensor that is missing, unexpected or of another shape."""
-        for name, tensor in weights:
+        for name, weight in weights:
+            tensor = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
             target, pattern = self._target(name)
             if target not in self._expected:
                 self._note_unexpected(name)

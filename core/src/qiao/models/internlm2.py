@@ -11,6 +11,7 @@ from qiao.layers.attention import AttentionSpec
 from qiao.models.family import attention_layers, decoder, every_window, read_mlp, renaming
 from qiao.models.settings import Settings
 from qiao.models.spec import DecoderSpec, Translate
+from qiao.quantization import Weight, take_rows
 
 _renamed = renaming(
     (r"^model\.tok_embeddings\.", "model.embed_tokens."),
@@ -37,13 +38,14 @@ def _translation(attention: AttentionSpec) -> Translate:
     kv_heads, size = attention.num_kv_heads, attention.head_dim
     group = attention.num_heads // kv_heads
     rows = kv_heads * (group + 2) * size
+    parts = torch.arange(rows).view(kv_heads, group + 2, size).split((group, 1, 1), dim=1)
+    order = torch.cat([part.flatten() for part in parts])
 
-    def translate(name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+    def translate(name: str, weight: Weight) -> Iterable[tuple[str, Weight]]:
         if ".attention.wqkv." in name:
-            if tensor.shape[0] != rows:
-                raise ModelError(f"tensor {name} has {tensor.shape[0]} rows, config.json asks for {rows}")
-            parts = tensor.unflatten(0, (kv_heads, group + 2, size)).split((group, 1, 1), dim=1)
-            tensor = torch.cat([part.flatten(0, 2) for part in parts])
-        return _renamed(name, tensor)
+            if weight.shape[0] != rows:
+                raise ModelError(f"tensor {name} has {weight.shape[0]} rows, config.json asks for {rows}")
+            weight = take_rows(weight, order)
+        return _renamed(name, weight)
 
     return translate

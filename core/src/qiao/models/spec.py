@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-
-import torch
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from qiao.contract import AttentionShape, LinearShape, ModelShape
 from qiao.layers.attention import AttentionSpec
 from qiao.layers.mlp import MlpSpec
 from qiao.layers.moe import MoeSpec
+from qiao.quantization import NO_FORMS, Forms, QuantizedWeight, Weight, WeightForm, form_of
 
-Translate = Callable[[str, torch.Tensor], Iterable[tuple[str, torch.Tensor]]]
-"""From a checkpoint's tensor to the names of ``Decoder``: none to ignore it, several to take it apart."""
+Translate = Callable[[str, Weight], Iterable[tuple[str, Weight]]]
+"""From a checkpoint's weight to the names of ``Decoder``: none to ignore it, several to take it apart."""
 
 
-def keep_names(name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+def keep_names(name: str, weight: Weight) -> Iterable[tuple[str, Weight]]:
     """For checkpoints that use the decoder's own names."""
-    yield name, tensor
+    yield name, weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,7 @@ class DecoderSpec:
     ``norm_offset``: norms multiply by ``1 + weight``. ``sandwich``: a norm after attention and after the feed-forward
     layer too, before each is added. ``embedding_scale`` multiplies embeddings. ``tied``: the head is the embedding.
     ``soft_cap`` 0.0 means none. ``max_position`` is the context in tokens. ``translate`` maps tensor names.
+    ``forms`` says how linear weights are stored, under the names of ``Decoder``.
     """
 
     architecture: str
@@ -51,8 +51,27 @@ class DecoderSpec:
     tied: bool = False
     head_normalised: bool = False
     soft_cap: float = 0.0
-    scheme: str = "dense"
+    forms: Forms = field(default_factory=lambda: NO_FORMS)
     translate: Translate = keep_names
+
+
+def with_forms(spec: DecoderSpec, quantized: Mapping[str, QuantizedWeight]) -> DecoderSpec:
+    """``spec`` with the forms of a checkpoint's quantized weights, given under the checkpoint's own names.
+
+    A head that is tied to a quantized embedding is quantized as it is; one whose rows are normed is floating point.
+    """
+    forms = {
+        new.removesuffix(".weight"): weight.form
+        for name, held in quantized.items()
+        for new, weight in spec.translate(name, held)
+        if isinstance(weight, QuantizedWeight)
+    }
+    embedding = forms.pop("model.embed_tokens", None)
+    if spec.tied and embedding is not None:
+        forms.setdefault("lm_head", embedding)
+    if spec.head_normalised:
+        forms.pop("lm_head", None)
+    return replace(spec, forms=forms)
 
 
 def shape_of(spec: DecoderSpec, dtype: str) -> ModelShape:
@@ -84,33 +103,43 @@ def _attention_shape(spec: AttentionSpec) -> AttentionShape:
 
 
 def _linear_shapes(spec: DecoderSpec) -> tuple[LinearShape, ...]:
-    hidden, found = spec.hidden_size, Counter[LinearShape]()
+    found = Counter[LinearShape]()
+    for i, layer in enumerate(spec.layers):
+        name, a = f"model.layers.{i}", layer.attention
+        width = (a.num_heads + 2 * a.num_kv_heads) * a.head_dim
+        form = form_of(spec.forms, f"{name}.self_attn.qkv_proj", [f"{name}.self_attn.{x}_proj" for x in "qkv"])
+        found[_shape("qkv", spec.hidden_size, width, form, a.qkv_bias)] += 1
+        form = form_of(spec.forms, f"{name}.self_attn.o_proj", ())
+        found[_shape("o", a.num_heads * a.head_dim, spec.hidden_size, form, a.out_bias)] += 1
+        found.update(_mlp_shapes(spec, layer.mlp, f"{name}.mlp"))
+    head = _shape("lm_head", spec.hidden_size, spec.vocab_size, form_of(spec.forms, "lm_head", ()))
+    found[replace(head, rows="N")] += 1
+    return tuple(replace(shape, count=count) for shape, count in found.items())
 
-    def add(name: str, inputs: int, outputs: int, bias: bool = False, count: int = 1, rows: str = "T") -> None:
-        scheme = spec.scheme if name not in ("router", "shared_expert_gate", "lm_head") else "dense"
-        found[LinearShape(name, inputs, outputs, 1, scheme, rows, bias)] += count
 
-    def add_mlp(prefix: str, mlp: MlpSpec, count: int = 1, rows: str = "T") -> None:
-        add(f"{prefix}gate_up", hidden, 2 * mlp.intermediate, mlp.bias, count, rows)
-        add(f"{prefix}down", mlp.intermediate, hidden, mlp.bias, count, rows)
+def _shape(name: str, inputs: int, outputs: int, form: WeightForm, bias: bool = False) -> LinearShape:
+    return LinearShape(name, inputs, outputs, 1, form.scheme, "T", bias, form.group_size)
 
-    for layer in spec.layers:
-        a, mlp = layer.attention, layer.mlp
-        add("qkv", hidden, (a.num_heads + 2 * a.num_kv_heads) * a.head_dim, a.qkv_bias)
-        add("o", a.num_heads * a.head_dim, hidden, a.out_bias)
-        if isinstance(mlp, MlpSpec):
-            add_mlp("", mlp)
-            continue
-        add("router", hidden, mlp.num_experts)
-        add_mlp("expert_", mlp.expert, mlp.num_experts, "X")
-        if mlp.shared is not None:
-            add_mlp("shared_expert_", mlp.shared)
-            add("shared_expert_gate", hidden, 1)
-    add("lm_head", hidden, spec.vocab_size, rows="N")
-    return tuple(
-        LinearShape(x.name, x.in_features, x.out_features, count, x.scheme, x.rows, x.bias)
-        for x, count in found.items()
-    )
+
+def _mlp_shapes(spec: DecoderSpec, mlp: MlpSpec | MoeSpec, name: str) -> Iterator[LinearShape]:
+    """One shape for each linear layer of a feed-forward layer called ``name``."""
+    hidden = spec.hidden_size
+
+    def gated(prefix: str, inner: MlpSpec, at: str, rows: str = "T") -> Iterator[LinearShape]:
+        form = form_of(spec.forms, f"{at}.gate_up_proj", (f"{at}.gate_proj", f"{at}.up_proj"))
+        yield replace(_shape(f"{prefix}gate_up", hidden, 2 * inner.intermediate, form, inner.bias), rows=rows)
+        form = form_of(spec.forms, f"{at}.down_proj", ())
+        yield replace(_shape(f"{prefix}down", inner.intermediate, hidden, form, inner.bias), rows=rows)
+
+    if isinstance(mlp, MlpSpec):
+        yield from gated("", mlp, name)
+        return
+    yield _shape("router", hidden, mlp.num_experts, form_of(spec.forms, f"{name}.gate", ()))
+    for expert in range(mlp.num_experts):
+        yield from gated("expert_", mlp.expert, f"{name}.experts.{expert}", "X")
+    if mlp.shared is not None:
+        yield from gated("shared_expert_", mlp.shared, f"{name}.shared_expert")
+        yield _shape("shared_expert_gate", hidden, 1, form_of(spec.forms, f"{name}.shared_expert_gate", ()))
 
 
 def _light_calls(spec: DecoderSpec) -> dict[str, int]:

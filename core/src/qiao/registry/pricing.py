@@ -17,8 +17,8 @@ from qiao.contract.catalog import ACTIVATION
 
 _TERM = re.compile(r"(\d*)([A-Z]\d?)(?:/(\d+))?")
 
-_SCHEME_BITS = {"w8a16": 8.0, "w8a8": 8.0, "fp8": 8.0, "w4a16": 4.0 + 16.0 / 128.0}
-"""Bits a weight, with one 16-bit scale for 128 weights where the scheme has groups; dense has the model's dtype."""
+_SCHEME_BITS = {"w8a16": (8, 16), "w8a8": (8, 16), "fp8": (8, 32), "w4a16": (4, 32)}
+"""Bits of a code, and of what a group has beside: a 16-bit scale and, with four bits, a zero of as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +175,21 @@ def kept_state_price(spec: OpSpec, scheme: str, shape: ModelShape, step: StepSha
         else:
             read = min(step.context, a.sliding_window) if a.sliding_window else step.context
             total += Price(copies_to_host=2 * a.count, bytes_to_host=step.seqs * read * width)
-    bits = _SCHEME_BITS.get(scheme, 8.0 * size)
     for line in shape.linears if "weight" in names else ():
         if line.scheme == scheme:
-            moved = int(line.count * line.in_features * line.out_features * bits / 8)
+            moved = weight_bytes(line, shape.dtype)
             total += Price(copies_to_host=line.count, bytes_to_host=moved, estimate=scheme != "dense")
     return total
+
+
+def weight_bytes(line: LinearShape, dtype: str) -> int:
+    """Bytes of all weights of ``line``: exact for dense ones of ``dtype``, else what a plain packing takes."""
+    values = line.count * line.in_features * line.out_features
+    if line.scheme not in _SCHEME_BITS:
+        return values * element_size(dtype)
+    bits, beside = _SCHEME_BITS[line.scheme]
+    groups = -(-line.in_features // line.group_size) if line.group_size > 0 else 1
+    return (values * bits + line.count * line.out_features * groups * beside) // 8
 
 
 def inputs_price(shape: ModelShape, step: StepShape, device: bool, kv: bool, sample: bool) -> Price:

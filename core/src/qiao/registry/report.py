@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from qiao.registry.placement import Kind
 from qiao.registry.policy import format_bytes, refusal
-from qiao.registry.pricing import Price, Rates
+from qiao.registry.pricing import Price, Rates, weight_bytes
 
 if TYPE_CHECKING:
     from qiao.registry.plan import Plan, PlanRow
@@ -31,6 +31,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "refused": refusal(plan, plan.policy) or None,
         "kept": list(plan.kept),
         "bindable": not plan.kept,
+        "weights": weights(plan),
         "step": asdict(plan.step),
         "assumptions": asdict(plan.rates),
         "operators": [_row(row, plan) for row in price.rows],
@@ -73,6 +74,7 @@ def remarks(plan: Plan) -> list[str]:
     notes += [f"capture of {region.name}: {region.reason or unused}" for region in plan.regions]
     owner = plan.placement("allocate_kv").place
     notes.append(f"KV cache: on {owner}, layout {plan.kv_layout}, blocks of {plan.block_size} tokens")
+    notes.append(_weights_note(plan))
     if plan.kept:
         notes.append(f"{', '.join(plan.kept)} kept on the device: priced only, cannot be run")
     if any(row.price.estimate for row in plan.fallback_rows):
@@ -87,6 +89,26 @@ def remarks(plan: Plan) -> list[str]:
     if refused:
         notes.append(f"REFUSED: {refused}")
     return notes
+
+
+def weights(plan: Plan) -> list[dict[str, Any]]:
+    """For each scheme, where the weights of linear layers lie and how many bytes they take."""
+    found = []
+    for scheme in plan.shape.schemes:
+        lines = [line for line in plan.shape.linears if line.scheme == scheme]
+        size = sum(weight_bytes(line, plan.shape.dtype) for line in lines)
+        groups = sorted({line.group_size for line in lines} - {-1}) if scheme != "dense" else []
+        place = plan.placement("pack_weight", scheme).place
+        found.append({"scheme": scheme, "groups": groups, "place": place, "bytes": size})
+    return found
+
+
+def _weights_note(plan: Plan) -> str:
+    parts = []
+    for item in weights(plan):
+        groups = f" in groups of {', '.join(map(str, item['groups']))}" if item["groups"] else ""
+        parts.append(f"{format_bytes(item['bytes'])} {item['scheme']}{groups} on {item['place']}")
+    return f"linear weights: {', '.join(parts)}"
 
 
 def _amounts(operator: str, group: str, place: str, price: Price, rates: Rates) -> str:

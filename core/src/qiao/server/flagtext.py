@@ -14,7 +14,7 @@ FLAG_TEXT: Mapping[str, str] = {
     "download_dir": "where downloads go",
     "load_format": "auto, safetensors or gguf",
     "dtype": "auto, float32, float16 or bfloat16",
-    "quantization": "none, or gguf for a GGUF file; schemes that run quantized are not there yet",
+    "quantization": "found from the checkpoint; none dequantizes at load; a method (gguf) is checked",
     "seed": "seeds requests that have no seed of their own",
     "max_model_len": "longest prompt and answer together, in tokens; the model's own if not given",
     "hf_overrides": "changes to config.json",

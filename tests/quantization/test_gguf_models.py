@@ -1,0 +1,104 @@
+"""GGUF checkpoints that stay quantized compute what a float model of their dequantized weights computes."""
+
+import pytest
+import torch
+from qiao.build import build_engine
+from qiao.config import EngineArgs
+from qiao.errors import ParameterError, PlanRefusedError
+from qiao.loading import iter_weights, load_config, quantized_weights, resolve
+from qiao.models import describe
+from qiao.quantization import QuantizedWeight
+
+from tests.support.checkpoints import rand_checkpoint
+from tests.support.fallback import host_backend, sim_backend
+from tests.support.gguf import write_gguf
+from tests.support.quantized import IDS, backends, float_logits, load, logits, place
+
+BACKENDS = dict(backends())
+KINDS = ["Q4_0", "Q4_1", "Q8_0"]
+
+
+def gguf_values(file):
+    """The weights as the gguf package dequantizes them."""
+    return dict(iter_weights(resolve(file), progress=False, dequantize=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits(kind, backend, tmp_path):
+    folder = rand_checkpoint(tmp_path / "hf", tie_word_embeddings=True)
+    file = write_gguf(folder, tmp_path / "m.gguf", kind)
+    wanted = float_logits(load_config(resolve(file)), gguf_values(file), IDS)
+    plan, ops = place(file, backend=BACKENDS[backend])
+    assert "dense" not in plan.shape.schemes
+    torch.testing.assert_close(logits(load(file, ops), ops, IDS), wanted, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+        {"model_type": "qwen2"},
+        {"model_type": "phi3"},
+        {"attention_bias": True, "mlp_bias": True},
+    ],
+    ids=lambda f: f.get("model_type", "llama-bias"),
+)
+def test_families(family, tmp_path):
+    """Experts in one tensor, biases, projections fused in the file, and the reordered rows of llama's q and k."""
+    folder = rand_checkpoint(tmp_path / "hf", **family)
+    file = write_gguf(folder, tmp_path / "m.gguf", "Q4_1")
+    wanted = float_logits(load_config(resolve(file)), gguf_values(file), IDS)
+    _, ops = place(file, host_backend())
+    torch.testing.assert_close(logits(load(file, ops), ops, IDS), wanted, atol=1e-3, rtol=1e-3)
+
+
+def test_a_device_without_the_scheme_leaves_its_weights_on_the_host(tmp_path):
+    folder = rand_checkpoint(tmp_path / "hf")
+    file = write_gguf(folder, tmp_path / "m.gguf", "Q4_1")
+    plan, ops = place(file, sim_backend(chip="dense"))
+    assert plan.moved("W[w4a16]")
+    assert ops.matmul["w4a16"].device == "cpu"
+    wanted = float_logits(load_config(resolve(file)), gguf_values(file), IDS)
+    torch.testing.assert_close(logits(load(file, ops), ops, IDS), wanted, atol=1e-3, rtol=1e-3)
+
+
+def test_what_the_header_announces_is_what_comes(tmp_path):
+    folder = rand_checkpoint(tmp_path / "hf")
+    files = resolve(write_gguf(folder, tmp_path / "m.gguf", "Q8_0"))
+    announced = quantized_weights(files)
+    found = {n: w for n, w in iter_weights(files, progress=False) if isinstance(w, QuantizedWeight)}
+    assert {n: (w.form, w.shape) for n, w in announced.items()} == {n: (w.form, w.shape) for n, w in found.items()}
+    assert all(w.tensors["weight"].is_meta for w in announced.values())
+    assert set(describe(load_config(files), announced).schemes) == {"w8a16"}
+
+
+def arguments(file, **changes):
+    return EngineArgs(model=str(file), device="cpu", num_gpu_blocks_override=8, **changes)
+
+
+def test_quantization_none_dequantizes_at_load(tmp_path):
+    file = write_gguf(rand_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf", "Q4_1")
+    dense = build_engine(arguments(file, quantization="none")).plan
+    assert dense.shape.schemes == ("dense",)
+    kept = build_engine(arguments(file, quantization="gguf")).plan
+    assert "w4a16" in kept.shape.schemes
+    sizes = [sum(item["bytes"] for item in plan.as_dict()["weights"]) for plan in (dense, kept)]
+    assert sizes[1] < 0.2 * sizes[0]  # 6 bits for 32, with a float32 scale and zero for 32 weights
+    assert kept.shape.dtype == "float32"
+
+
+def test_a_contradiction_names_both(tmp_path):
+    file = write_gguf(rand_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf", "Q4_1")
+    with pytest.raises(ParameterError, match=r"'awq'.*gguf"):
+        build_engine(arguments(file, quantization="awq"))
+    with pytest.raises(ParameterError, match=r"'gguf'.*not quantized"):
+        build_engine(arguments(tmp_path / "hf", quantization="gguf"))
+
+
+def test_the_policy_may_refuse_a_scheme(tmp_path, monkeypatch):
+    file = write_gguf(rand_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf", "Q4_1")
+    monkeypatch.setattr("qiao.build.choose", lambda device: sim_backend(chip="dense"))
+    monkeypatch.setattr("qiao.build.iter_weights", lambda *a, **k: pytest.fail("weights were read"))
+    with pytest.raises(PlanRefusedError, match="w4a16"):
+        build_engine(EngineArgs(model=str(file), fallback="deny"))
