@@ -31,7 +31,8 @@ struct Cache {
 
 enum Weight : int { kDense = 0, kInt8 = 1, kInt4 = 2 };
 
-// A packed weight: strips of kStrip columns. Dense [strip][k][column]; int8 [strip][k / 4][column][4]; int4 by blocks of
+// A packed weight: strips of kStrip columns. Dense [strip][k][column], but bfloat16
+// [strip][k / 2][column][2] with zeros for the partner of an odd last k; int8 [strip][k / 4][column][4]; int4 by blocks of
 // 32 k: [strip][block][vector][4][column][4], low nibbles k 0..15 of the block and high nibbles k 16..31.
 // scale and zero: [strip][group][column] of scale_type, zero may be null; sums: [strip][column] of int8 weights.
 struct PackedWeight {
@@ -73,7 +74,7 @@ struct RotaryArgs {
 struct Kernels {
   const char* name;
   int strip, lanes;
-  void (*pack_dense)(const void* from, void* to, int rows, int columns, int bytes);
+  void (*pack_dense)(const void* from, void* to, int rows, int columns, int type);
   void (*pack_int8)(const int8_t* from, void* to, int32_t* sums, int rows, int columns);
   void (*pack_int4)(const uint8_t* from, void* to, int rows, int columns);
   void (*matmul)(const MatmulArgs&);

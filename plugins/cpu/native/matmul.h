@@ -1,149 +1,271 @@
 // Linear layers with float sums. Whatever the number of rows, each output is made by the same steps: within stretches of
 // kDepth along k one fused multiply-add after the other, then the stretches' sums added in order.
 #pragma once
+#include <atomic>
+
 #include "panels.h"
 
 namespace qiao {
 namespace QIAO_VARIANT {
 
-constexpr int kDepth = 256;        // a stretch of a widened strip fits into the first-level cache
-constexpr int kBlockRows = 48;     // rows that share one widening
-constexpr int kPanelRows = 768;    // rows widened at once, so that scratch memory stays small
+constexpr int kDepth = 320;        // most k of a stretch: so much of a strip fits into the first-level cache
+constexpr int kLine = kDepth + 16; // floats from row to row of a widened stretch of x; a power of two would share few cache sets
+constexpr int kBlockRows = 96;     // rows of a task: their stretch of x and their sums fit into the second-level cache
+constexpr int kBlockStrips = 32;   // strips of a task: widening its rows of x is then little work
+constexpr int kFewVecs = 8;        // vectors of sums that hide the latency of a multiply-add
+constexpr int kPanelRows = 768;    // rows rounded to int8 at once
 
-// acc[r][.] += x[r][k] * panel[k] for k in [k, end), R rows of x and S strips.
+// Values of k + i, i < kStepOf; Tight where the sums leave no register to spare.
+template <bool Tight, class P>
+inline void load_k(const P& panel, int k, int, const typename P::Segment& segment, F* w) { panel.load_k(k, segment, w); }
+template <bool Tight>
+inline void load_k(const PairPanel& panel, int k, int i, const PairPanel::Segment&, F* w) { panel.load_half<Tight>(k, i, w); }
+
+// acc[r][.] = the sum of x[r][k] * panel[k] for k in [k, end), R rows of x and S strips. x starts at k; its rows are kLine
+// apart and have a zero behind an odd end. An instruction set with products of its own overloads this for its own panel.
 template <int R, int S, class P>
-inline void accumulate(const P* panels, const float* x, long ldx, int k, int end, F (&acc)[R][S * kVecs]) {
+inline __attribute__((always_inline)) void tile(const P* panels, const float* x, int k, int end, F (&acc)[R][S * kVecs]) {
+  constexpr int step = kStepOf<P>;
+  constexpr bool tight = R * S * kVecs + kVecs + 2 >= kRegisters;
+  P panel[S];
+  F sum[R][S * kVecs];
+#pragma GCC unroll 16
+  for (int s = 0; s < S; ++s) panel[s] = panels[s];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+    for (int j = 0; j < S * kVecs; ++j) sum[r][j] = zero();
   while (k < end) {
     const int stop = panels[0].stop(k, end);
     typename P::Segment segments[S];
-    for (int s = 0; s < S; ++s) segments[s] = panels[s].segment(k);
-    for (; k < stop; ++k) {
-      F w[S * kVecs];
-      for (int s = 0; s < S; ++s) panels[s].load_k(k, segments[s], w + s * kVecs);
-      for (int r = 0; r < R; ++r) {
-        F value = set(x[r * ldx + k]);
-        for (int j = 0; j < S * kVecs; ++j) acc[r][j] = fma(value, w[j], acc[r][j]);
-      }
-    }
+    for (int s = 0; s < S; ++s) segments[s] = panel[s].segment(k);
+    for (; k < stop; k += step, x += step)
+#pragma GCC unroll 16
+      for (int s = 0; s < S; ++s)
+#pragma GCC unroll 16
+        for (int i = 0; i < step; ++i) {
+          F w[kVecs];
+          load_k<tight>(panel[s], k, i, segments[s], w);
+#pragma GCC unroll 16
+          for (int r = 0; r < R; ++r) {
+            const F value = set(x[r * kLine + i]);
+#pragma GCC unroll 16
+            for (int v = 0; v < kVecs; ++v) sum[r][s * kVecs + v] = fma(value, w[v], sum[r][s * kVecs + v]);
+          }
+        }
   }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+    for (int j = 0; j < S * kVecs; ++j) acc[r][j] = sum[r][j];
+}
+
+// k of a stretch: as even as can be, and the same for all rows.
+inline int depth_of(const MatmulArgs& a) {
+  const int stretches = (a.in + kDepth - 1) / kDepth;
+  return int(round_up((a.in + stretches - 1) / stretches, 2));
+}
+
+// A stretch of rows as float, kLine apart, with a zero behind its end.
+inline void widen_stretch(const MatmulArgs& a, int first, int rows, int k, int n, float* to) {
+  with_type(a.x.type, [&](auto t) {
+    for (int r = 0; r < rows; ++r) {
+      widen_row(row<decltype(t)>(a.x, first + r) + k, to + r * kLine, n);
+      to[r * kLine + n] = 0;
+    }
+  });
 }
 
 // Adds the bias and stores one row of one strip.
 inline void finish(const MatmulArgs& a, int r, int strip, const F* total) {
-  for (int v = 0; v < kVecs; ++v) {
-    int column = strip * kStrip + v * W, n = a.out - column;
-    if (n <= 0) return;
-    F value = total[v];
-    if (a.bias.data)
-      with_type(a.bias.type, [&](auto t) { value = add(value, load_n(row<decltype(t)>(a.bias, 0) + column, n)); });
-    with_type(a.y.type, [&](auto t) { store_n(row<decltype(t)>(a.y, r) + column, value, n); });
-  }
-}
-
-// R rows by S neighbouring strips straight from the packed weight: the path bound by memory.
-template <int R, int S, class P>
-inline void few_rows(const MatmulArgs& a, const P* panels, const float* x, long ldx, int first_row, int strip) {
-  F total[R][S * kVecs];
-  for (auto& r : total) for (auto& t : r) t = zero();
-  for (int k = 0; k < a.in; k += kDepth) {
-    F acc[R][S * kVecs];
-    for (auto& r : acc) for (auto& t : r) t = zero();
-    accumulate<R, S>(panels, x, ldx, k, smaller(a.in, k + kDepth), acc);
-    for (int r = 0; r < R; ++r) for (int j = 0; j < S * kVecs; ++j) total[r][j] = add(total[r][j], acc[r][j]);
-  }
-  for (int r = 0; r < R; ++r) for (int s = 0; s < S; ++s) finish(a, first_row + r, strip + s, total[r] + s * kVecs);
-}
-
-template <class P>
-inline void add_stretch(const P& panel, const float* x, long ldx, int k, int end, int rows, float* totals) {
-  for (int r = 0; r < rows; r += kRows) {
-    with_constant<kRows>(smaller(kRows, rows - r), [&](auto n) {
-      constexpr int R = decltype(n)::value;
-      F acc[R][kVecs];
-      for (auto& q : acc) for (auto& t : q) t = zero();
-      accumulate<R, 1>(&panel, x + r * ldx, ldx, k, end, acc);
-      for (int i = 0; i < R; ++i)
-        for (int v = 0; v < kVecs; ++v) {
-          float* t = totals + long(r + i) * kStrip + v * W;
-          store(t, add(load(t), acc[i][v]));
-        }
+  const int column = strip * kStrip;
+  F value[kVecs];
+  for (int v = 0; v < kVecs; ++v) value[v] = total[v];
+  if (a.bias.data)
+    with_type(a.bias.type, [&](auto t) {
+      for (int v = 0; v < kVecs && column + v * W < a.out; ++v)
+        value[v] = add(value[v], load_n(row<decltype(t)>(a.bias, 0) + column + v * W, a.out - column - v * W));
     });
-  }
+  with_type(a.y.type, [&](auto t) {
+    auto* y = row<decltype(t)>(a.y, r) + column;
+    if (column + kStrip <= a.out) for (int v = 0; v < kVecs; ++v) store(y + v * W, value[v]);
+    else for (int v = 0; v < kVecs && column + v * W < a.out; ++v) store_n(y + v * W, value[v], a.out - column - v * W);
+  });
 }
 
-// Many rows by one strip: a stretch of the strip is widened once for all of them.
-template <class P>
-inline void many_rows(const MatmulArgs& a, const P& panel, const float* x, long ldx, int first_row, int rows, int strip) {
-  float* totals = scratch_of<float>(kTotals, long(kBlockRows) * kStrip);
-  float* wide = scratch_of<float>(kPanel, long(kDepth) * kStrip);
-  memset(totals, 0, sizeof(float) * rows * kStrip);
-  for (int k = 0; k < a.in; k += kDepth) {
-    int end = smaller(a.in, k + kDepth);
-    if (rows <= 2 * kRows) {
-      add_stretch(panel, x, ldx, k, end, rows, totals);
-      continue;
-    }
-    for (int i = k; i < end;) {
-      int stop = panel.stop(i, end);
-      auto segment = panel.segment(i);
-      for (; i < stop; ++i) {
-        F w[kVecs];
-        panel.load_k(i, segment, w);
-        for (int v = 0; v < kVecs; ++v) store(wide + long(i - k) * kStrip + v * W, w[v]);
+// Strips that threads take one after the other, fewer at a time towards the end.
+class Strips {
+ public:
+  explicit Strips(int count) : count_(count), sharers_(2 * threads()) {}
+  // Takes up to `most`; returns how many, from `first`; 0 when all are taken.
+  int take(int most, int* first) {
+    int at = next_.load(std::memory_order_relaxed), n;
+    do {
+      if (at >= count_) return 0;
+      n = smaller(count_ - at, smaller(most, larger(1, (count_ - at) / sharers_)));
+    } while (!next_.compare_exchange_weak(at, at + n, std::memory_order_relaxed));
+    *first = at;
+    return n;
+  }
+
+ private:
+  std::atomic<int> next_{0};
+  const int count_, sharers_;
+};
+
+// R rows by S neighbouring strips straight from the packed weight.
+template <int R, int S, class P>
+inline void few_rows(const MatmulArgs& a, const P* panels, const float* x, int strip) {
+  F total[R][S * kVecs];
+  const int depth = depth_of(a);
+  for (int k = 0; k < a.in; k += depth, x += R * kLine) {
+    F acc[R][S * kVecs];
+    tile<R, S>(panels, x, k, smaller(a.in, k + depth), acc);
+    for (int r = 0; r < R; ++r)
+      for (int j = 0; j < S * kVecs; ++j) total[r][j] = k ? add(total[r][j], acc[r][j]) : acc[r][j];
+  }
+  for (int r = 0; r < R; ++r) for (int s = 0; s < S; ++s) finish(a, r, strip + s, total[r] + s * kVecs);
+}
+
+// The path bound by memory: every thread widens the R rows for itself, which is quicker than waiting for each other, and
+// takes as many strips at a time as hide the latency of its sums.
+template <int R, class Make>
+inline void over_strips(const MatmulArgs& a, Make make) {
+  constexpr int most = larger(1, kFewVecs / (R * kVecs));
+  Strips strips((a.out + kStrip - 1) / kStrip);
+  auto worker = [&](int) {
+    float* x = nullptr;
+    for (int first, n; (n = strips.take(most, &first)) > 0;) {
+      if (!x) {
+        const int depth = depth_of(a);
+        x = scratch_of<float>(kInput, (a.in + depth - 1L) / depth * R * kLine);
+        for (int k = 0; k < a.in; k += depth) widen_stretch(a, 0, R, k, smaller(depth, a.in - k), x + k / depth * R * kLine);
       }
-    }
-    add_stretch(DensePanel<float>{wide}, x + k, ldx, 0, end - k, rows, totals);
-  }
-  for (int r = 0; r < rows; ++r) {
-    F total[kVecs];
-    for (int v = 0; v < kVecs; ++v) total[v] = load(totals + long(r) * kStrip + v * W);
-    finish(a, first_row + r, strip, total);
-  }
-}
-
-template <int R, int S, class Make>
-inline void over_strips(const MatmulArgs& a, Make make, const float* x, long ldx, int first_row) {
-  const int strips = (a.out + kStrip - 1) / kStrip;
-  auto task = [&](int i) {
-    if ((i + 1) * S <= strips) {
-      decltype(make(0)) panels[S];
-      for (int s = 0; s < S; ++s) panels[s] = make(i * S + s);
-      few_rows<R, S>(a, panels, x, ldx, first_row, i * S);
-      return;
-    }
-    for (int strip = i * S; strip < strips; ++strip) {
-      auto panel = make(strip);
-      few_rows<R, 1>(a, &panel, x, ldx, first_row, strip);
+      with_constant<most>(n, [&](auto count) {
+        constexpr int S = decltype(count)::value;
+        decltype(make(0)) panels[S];
+        for (int s = 0; s < S; ++s) panels[s] = make(first + s);
+        few_rows<R, S>(a, panels, x, first);
+      });
     }
   };
-  parallel((strips + S - 1) / S, task);
+  parallel(threads(), worker);
+}
+
+// Rows and strips of one task.
+struct Block {
+  int row, rows, strip, strips;
+};
+
+// One stretch of one strip by all rows of a block, kRows at a time; `at` is where the panel's own k begins.
+template <class P>
+inline void add_stretch(const MatmulArgs& a, const Block& b, const P& panel, const float* x, int at, int k, int end, int strip,
+                        float* totals) {
+  const int tiles = (b.rows + kRows - 1) / kRows;
+  for (int i = 0, r = 0; i < tiles; ++i) {
+    const int n = (b.rows - r) / (tiles - i);  // as even as can be: a tile of few rows waits for its own sums
+    with_constant<kRows>(n, [&](auto count) {
+      constexpr int R = decltype(count)::value;
+      F acc[R][kVecs];
+      tile<R, 1>(&panel, x + r * kLine, k - at, end - at, acc);
+      for (int j = 0; j < R; ++j) {
+        float* total = totals + long(r + j) * kStrip;
+        if (k) for (int v = 0; v < kVecs; ++v) acc[j][v] = add(load(total + v * W), acc[j][v]);
+        if (end == a.in) finish(a, b.row + r + j, strip, acc[j]);
+        else for (int v = 0; v < kVecs; ++v) store(total + v * W, acc[j][v]);
+      }
+    });
+    r += n;
+  }
+}
+
+// A stretch of a strip as float.
+template <class P>
+inline void widen_strip(const P& panel, int k, int end, float* to) {
+  constexpr int step = kStepOf<P>;
+  while (k < end) {
+    const int stop = panel.stop(k, end);
+    const auto segment = panel.segment(k);
+    for (; k < stop; k += step, to += step * kStrip)
+      for (int i = 0; i < step; ++i) {
+        F w[kVecs];
+        load_k<false>(panel, k, i, segment, w);
+        for (int v = 0; v < kVecs; ++v) store(to + i * kStrip + v * W, w[v]);
+      }
+  }
+}
+
+// Where the next piece of a dense weight will be read, so that it is under way by then.
+template <class P> inline void look_ahead(P&, const P&, int, int) {}
+template <class T>
+inline void look_ahead(DensePanel<T>& panel, const DensePanel<T>& next, int k, int next_k) {
+  panel.ahead = (next.base + long(next_k) * kStrip - (panel.base + long(k) * kStrip)) * long(sizeof(T));
+}
+inline void look_ahead(PairPanel& panel, const PairPanel& next, int k, int next_k) {
+  panel.ahead = (next.base + long(next_k) * kStrip - (panel.base + long(k) * kStrip)) * long(sizeof(bf16));
+}
+
+// Tiles of rows up to which a panel is read as it is; more of them share one widening.
+template <class P> constexpr int kWidenFrom = 1;
+template <> constexpr int kWidenFrom<DensePanel<float>> = 1 << 20;
+template <> constexpr int kWidenFrom<PairPanel> = W == 8 ? 1 << 20 : 2;
+
+// The path bound by arithmetic. The weights are read once for all rows of the block, stretch by stretch.
+template <class Make>
+inline void many_rows(const MatmulArgs& a, const Block& b, Make make) {
+  using P = decltype(make(0));
+  float* x = scratch_of<float>(kInput, long(b.rows) * kLine);
+  float* totals = scratch_of<float>(kTotals, long(b.strips) * b.rows * kStrip);
+  float* wide = scratch_of<float>(kPanel, long(kDepth) * kStrip);
+  const int depth = depth_of(a);
+  for (int k = 0; k < a.in; k += depth) {
+    const int end = smaller(a.in, k + depth);
+    widen_stretch(a, b.row, b.rows, k, end - k, x);
+    for (int s = 0; s < b.strips; ++s) {
+      P panel = make(b.strip + s);
+      const bool last = s + 1 == b.strips;
+      look_ahead(panel, make(b.strip + (last ? 0 : s + 1)), k, last ? (end < a.in ? end : 0) : k);
+      float* total = totals + long(s) * b.rows * kStrip;
+      if (b.rows > kWidenFrom<P> * kRows) {
+        widen_strip(panel, k, end, wide);
+        add_stretch(a, b, DensePanel<float>{wide, 0}, x, k, k, end, b.strip + s, total);
+      } else {
+        add_stretch(a, b, panel, x, 0, k, end, b.strip + s, total);
+      }
+    }
+  }
+}
+
+// count in parts of at most `most`, as even as whole units allow: the size of a part.
+inline int even_part(int count, int most, int unit) {
+  const int parts = (count + most - 1) / most;
+  return smaller(most, int(round_up((count + parts - 1) / parts, unit)));
 }
 
 // make(strip) gives the panel of a strip.
 template <class Make>
 inline void float_matmul(const MatmulArgs& a, Make make) {
-  const int strips = (a.out + kStrip - 1) / kStrip;
-  const long ldx = round_up(a.in, 16) + 16;  // rows a power of two apart would share few cache sets
-  float* x = scratch_of<float>(kInput, ldx * smaller(a.rows, kPanelRows));
-  for (int first = 0; first < a.rows; first += kPanelRows) {
-    const int rows = smaller(kPanelRows, a.rows - first);
-    over_rows(rows, a.in, [&](int from, int to) {
-      for (int r = from; r < to; ++r)
-        with_type(a.x.type, [&](auto t) { widen_row(row<decltype(t)>(a.x, first + r), x + r * ldx, a.in); });
-    });
-    const bool plenty = strips >= 16 * threads();  // enough strips to take several at once and still feed all threads
-    if (rows == 1 && plenty) over_strips<1, 4>(a, make, x, ldx, first);
-    else if (rows == 2 && plenty) over_strips<2, 2>(a, make, x, ldx, first);
-    else if (rows <= kRows) with_constant<kRows>(rows, [&](auto n) { over_strips<decltype(n)::value, 1>(a, make, x, ldx, first); });
-    else {
-      const int blocks = (rows + kBlockRows - 1) / kBlockRows;
-      auto task = [&](int i) {
-        int strip = i / blocks, r = i % blocks * kBlockRows;
-        many_rows(a, make(strip), x + r * ldx, ldx, first + r, smaller(kBlockRows, rows - r), strip);
-      };
-      parallel(strips * blocks, task);
-    }
+  if (a.rows <= kRows) return with_constant<kRows>(larger(1, a.rows), [&](auto n) { if (a.rows) over_strips<decltype(n)::value>(a, make); });
+  const int strips = (a.out + kStrip - 1) / kStrip, wanted = 4 * threads();
+  const int rows = even_part(a.rows, kBlockRows, kRows), row_blocks = (a.rows + rows - 1) / rows;
+  const int most = larger(1, smaller(kBlockStrips, int(long(strips) * row_blocks / wanted)));
+  const int together = even_part(strips, most, 1);
+  auto task = [&](int i) {
+    const int row = i % row_blocks * rows, strip = i / row_blocks * together;
+    many_rows(a, {row, smaller(rows, a.rows - row), strip, smaller(together, strips - strip)}, make);
+  };
+  parallel((strips + together - 1) / together * row_blocks, task);
+}
+
+// Any dense weight.
+inline void dense_matmul(const MatmulArgs& a) {
+  if (a.type == kBFloat16) {
+    const long strip = round_up(a.in, 2) * kStrip;
+    return float_matmul(a, [&a, strip](int i) { return PairPanel{static_cast<const bf16*>(a.weight) + i * strip}; });
   }
+  const long strip = long(a.in) * kStrip;
+  if (a.type == kFloat32) float_matmul(a, [&a, strip](int i) { return DensePanel<float>{static_cast<const float*>(a.weight) + i * strip}; });
+  else float_matmul(a, [&a, strip](int i) { return DensePanel<f16>{static_cast<const f16*>(a.weight) + i * strip}; });
 }
 
 }  // namespace QIAO_VARIANT

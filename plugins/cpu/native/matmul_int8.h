@@ -89,12 +89,14 @@ inline void int4_rows(const MatmulArgs& a, const QuantizedRows& q, int r0, int f
   for (int r = 0; r < R; ++r) finish(a, first + r0 + r, strip, acc[r]);
 }
 
+constexpr int kIntTaskRows = 48;  // rows of a task
+
 template <class Kernel>
 inline void over_tiles(int out, int rows, Kernel kernel) {
-  const int strips = (out + kStrip - 1) / kStrip, blocks = (rows + kBlockRows - 1) / kBlockRows;
+  const int strips = (out + kStrip - 1) / kStrip, blocks = (rows + kIntTaskRows - 1) / kIntTaskRows;
   auto task = [&](int i) {
-    int strip = i / blocks, last = smaller(rows, (i % blocks + 1) * kBlockRows);
-    for (int r = i % blocks * kBlockRows; r < last; r += kDotRows)
+    int strip = i / blocks, last = smaller(rows, (i % blocks + 1) * kIntTaskRows);
+    for (int r = i % blocks * kIntTaskRows; r < last; r += kDotRows)
       with_constant<kDotRows>(smaller(kDotRows, last - r), [&](auto n) { kernel(n, r, strip); });
   };
   parallel(strips * blocks, task);
@@ -173,10 +175,7 @@ inline auto scaled_panels(const MatmulArgs& a, long strip_bytes) {
 inline void matmul(const MatmulArgs& a) {
   const bool half = a.scale_type == kFloat16;
   if (a.kind == kDense) {
-    with_type(a.type, [&](auto t) {
-      using T = decltype(t);
-      float_matmul(a, [&a](int strip) { return DensePanel<T>{static_cast<const T*>(a.weight) + long(strip) * a.in * kStrip}; });
-    });
+    dense_matmul(a);
   } else if (a.kind == kInt8) {
     const long bytes = round_up(a.in, 4) * kStrip;
     if (a.rounds()) int8_matmul(a);

@@ -12,14 +12,43 @@ constexpr long kAhead = 1536;
 template <class T>
 struct DensePanel {
   const T* base;
+  long ahead = kAhead;
   struct Segment {};
   int stop(int, int end) const { return end; }
   Segment segment(int) const { return {}; }
   void load_k(int k, const Segment&, F* out) const {
-    __builtin_prefetch(reinterpret_cast<const char*>(base + long(k) * kStrip) + kAhead);
-    for (int v = 0; v < kVecs; ++v) out[v] = load(base + long(k) * kStrip + v * W);
+    const T* p = base + long(k) * kStrip;
+    __builtin_prefetch(reinterpret_cast<const char*>(p) + ahead);
+    for (int v = 0; v < kVecs; ++v) out[v] = load(p + v * W);
   }
 };
+
+// bfloat16 in pairs of neighbouring k, [k / 2][column][2]: two floats of a column come out of one word without shuffles,
+// and instructions that multiply pairs find their operands. An odd last k is paired with zeros.
+struct PairPanel {
+  const bf16* base;
+  long ahead = kAhead;
+  struct Segment {};
+  int stop(int, int end) const { return end; }
+  Segment segment(int) const { return {}; }
+  // k is even; half: 0 for its own values, 1 for those of k + 1.
+  template <bool Tight>
+  void load_half(int k, int half, F* out) const {
+    const bf16* p = base + long(k) * kStrip;
+    if (half == 0)
+      for (int i = 0; i < 2 * kStrip * int(sizeof(bf16)); i += 64)
+        __builtin_prefetch(reinterpret_cast<const char*>(p) + ahead + i);
+    for (int v = 0; v < kVecs; ++v) {
+      if (half == 0) out[v] = low_bf16(load_bytes(p + 2 * W * v));
+      else if (Tight) out[v] = high_bf16_tight(p + 2 * W * v);
+      else out[v] = high_bf16(load_bytes(p + 2 * W * v));
+    }
+  }
+};
+
+// How many k make a step of a panel's layout: loops over k go by as many.
+template <class P> constexpr int kStepOf = 1;
+template <> constexpr int kStepOf<PairPanel> = 2;
 
 // Scales and zeros of one strip, S float or f16.
 template <class S>
@@ -72,22 +101,25 @@ struct Int4Panel {
   }
 };
 
-// Writes rows x columns of `bytes`-sized elements as [strip][column of the matrix][row in the strip].
-template <class T>
+// Writes rows x columns as [strip][column of the matrix / Pair][row in the strip][Pair].
+template <int Pair, class T>
 inline void transpose_to_strips(const T* from, T* to, int rows, int columns) {
+  const long size = round_up(columns, Pair) * kStrip;
   auto task = [=](int strip) {
-    T* out = to + long(strip) * columns * kStrip;
+    T* out = to + strip * size;
     for (int c = 0; c < kStrip; ++c) {
       int n = strip * kStrip + c;
-      for (int k = 0; k < columns; ++k) out[long(k) * kStrip + c] = n < rows ? from[long(n) * columns + k] : T{};
+      for (int k = 0; k < round_up(columns, Pair); ++k)
+        out[(long(k / Pair) * kStrip + c) * Pair + k % Pair] = n < rows && k < columns ? from[long(n) * columns + k] : T{};
     }
   };
   parallel((rows + kStrip - 1) / kStrip, task);
 }
 
-inline void pack_dense(const void* from, void* to, int rows, int columns, int bytes) {
-  if (bytes == 4) transpose_to_strips(static_cast<const uint32_t*>(from), static_cast<uint32_t*>(to), rows, columns);
-  else transpose_to_strips(static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to), rows, columns);
+inline void pack_dense(const void* from, void* to, int rows, int columns, int type) {
+  if (type == kFloat32) transpose_to_strips<1>(static_cast<const uint32_t*>(from), static_cast<uint32_t*>(to), rows, columns);
+  else if (type == kFloat16) transpose_to_strips<1>(static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to), rows, columns);
+  else transpose_to_strips<2>(static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to), rows, columns);
 }
 
 inline void pack_int8(const int8_t* from, void* to, int32_t* sums, int rows, int columns) {

@@ -17,9 +17,9 @@ def close(hook, got, want, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 3, 7, 13, 61])
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 13, 61, 205])
 def test_dense(isa, rows, dtype):
-    for outputs, inputs in ((33, 600), (130, 256), (5, 3)):
+    for outputs, inputs in ((33, 601), (130, 256), (5, 3), (600, 1)):
         x = torch.randn(rows, inputs, generator=generator(1)).to(dtype)
         bias = torch.randn(outputs, generator=generator(2)).to(dtype)
         made = linear("dense", outputs, inputs, dtype)

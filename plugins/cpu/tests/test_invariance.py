@@ -32,6 +32,23 @@ def test_products(isa, threads, scheme, dtype):
         assert torch.equal(made(x[57:64], bias), alone[57:64])
 
 
+@BITWISE
+@given(data=st.data())
+def test_dense_products_of_any_shape(threads, data):
+    outputs, inputs = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 1000))
+    weights, dtype = (data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])) for _ in range(2))
+    made = linear("dense", outputs, inputs, weights)
+    x = torch.randn(data.draw(st.integers(1, 230)), inputs, generator=generator(5)).to(dtype)
+    threads(1)
+    alone = torch.cat([made(x[i : i + 1]) for i in range(len(x))])
+    first = data.draw(st.integers(0, len(x) - 1))
+    last = data.draw(st.integers(first + 1, len(x)))
+    threads(data.draw(st.sampled_from([1, 2, 5])))
+    assert torch.equal(made(x), alone)
+    assert torch.equal(made(x[first:last]), alone[first:last])
+    torch.testing.assert_close(alone.double(), x.double() @ made.value.T, atol=3e-2, rtol=3e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (150, 2.0)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (2, 2)])

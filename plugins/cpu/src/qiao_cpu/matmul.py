@@ -24,11 +24,12 @@ def _strips(rows: int) -> int:
 
 
 def _in_strips(matrix: torch.Tensor) -> torch.Tensor:
-    """[O, n] of 4- or 2-byte elements as [strips, n, strip], padded with zeros."""
+    """[O, n] of a float type as [strips, n, strip], padded with zeros; bfloat16 as [strips, ceil(n / 2), strip, 2]."""
     matrix = matrix.contiguous()
     rows, columns = matrix.shape
-    out = torch.empty(_strips(rows), columns, native.strip(), dtype=matrix.dtype)
-    native.check(native.pack_dense(matrix.data_ptr(), out.data_ptr(), rows, columns, matrix.element_size()))
+    shape = (-(-columns // 2), native.strip(), 2) if matrix.dtype == torch.bfloat16 else (columns, native.strip())
+    out = torch.empty(_strips(rows), *shape, dtype=matrix.dtype)
+    native.check(native.pack_dense(matrix.data_ptr(), out.data_ptr(), rows, columns, native.TYPES[matrix.dtype]))
     return out
 
 

@@ -97,8 +97,8 @@ Packed pack(const Kernels& k, const Linear& l) {
   Packed p;
   if (l.kind == kDense) {
     auto w = random_elements(size_t(l.in) * l.out, l.type);
-    p.weight.resize(size_t(strips) * k.strip * l.in * bytes_of(l.type));
-    k.pack_dense(w.data(), p.weight.data(), l.out, l.in, int(bytes_of(l.type)));
+    p.weight.resize(size_t(strips) * k.strip * (l.in + l.in % 2) * bytes_of(l.type));
+    k.pack_dense(w.data(), p.weight.data(), l.out, l.in, l.type);
     return p;
   }
   std::vector<uint8_t> codes(size_t(l.in) * l.out);
@@ -115,7 +115,7 @@ Packed pack(const Kernels& k, const Linear& l) {
   for (auto* part : {&p.scale, &p.zero}) {
     auto values = random_elements(size_t(groups) * l.out, kFloat32);
     part->resize(size_t(strips) * k.strip * groups * 4);
-    k.pack_dense(values.data(), part->data(), l.out, groups, 4);
+    k.pack_dense(values.data(), part->data(), l.out, groups, kFloat32);
   }
   return p;
 }
