@@ -12,39 +12,12 @@
 #include "pool.h"
 #include "program.h"
 #include "sample.h"
-
-#if defined(__aarch64__)
-#include <sys/auxv.h>
-#endif
+#include "variants.h"
 
 #define QIAO_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace qiao {
 namespace {
-
-struct Variant {
-  const char* name;
-  const Kernels* (*table)();
-  int score;  // a higher one is preferred; 0: this processor cannot run it
-};
-
-std::vector<Variant> variants() {
-  std::vector<Variant> out = {{"scalar", kernels_scalar, 1}};
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512vnni");
-  out.push_back({"avx2", kernels_avx2, avx2 ? 10 : 0});
-  out.push_back({"avx512", kernels_avx512, avx512 ? 20 : 0});
-#elif defined(__aarch64__)
-  out.push_back({"neon", kernels_neon, 10});
-  const unsigned long dotprod = 1UL << 20;  // HWCAP_ASIMDDP
-  out.push_back({"neon_dotprod", kernels_neon_dotprod, getauxval(AT_HWCAP) & dotprod ? 20 : 0});
-#endif
-  return out;
-}
 
 const Kernels* best() {
   auto all = variants();
@@ -89,11 +62,11 @@ int recorded(const char* name, Function function) {
 
 using namespace qiao;
 
-// "name score" a line.
+// "name score needs" a line.
 QIAO_EXPORT const char* qiao_cpu_variants() {
   thread_local std::string text;
   text.clear();
-  for (auto& v : variants()) text += std::string(v.name) + " " + std::to_string(v.score) + "\n";
+  for (auto& v : variants()) text += std::string(v.name) + " " + std::to_string(v.score) + " " + v.needs + "\n";
   return text.c_str();
 }
 

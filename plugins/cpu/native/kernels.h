@@ -100,6 +100,7 @@ struct Kernels {
 
 const Kernels* kernels_scalar();
 const Kernels* kernels_avx2();
+const Kernels* kernels_avx2_vnni();
 const Kernels* kernels_avx512();
 const Kernels* kernels_neon();
 const Kernels* kernels_neon_dotprod();

@@ -202,7 +202,7 @@ class Program:
 def variants() -> dict[str, int]:
     """The instruction sets of this build and their scores; 0 means that this processor cannot run it."""
     lines = _LIBRARY.qiao_cpu_variants().decode().splitlines()
-    return {name: int(score) for name, _, score in (line.partition(" ") for line in lines)}
+    return {name: int(score) for name, score, _ in (line.split(" ", 2) for line in lines)}
 
 
 def isa() -> str:

@@ -15,6 +15,7 @@
 #include "../../native/pool.h"
 #include "../../native/program.h"
 #include "../../native/sample.h"
+#include "../../native/variants.h"
 
 using namespace qiao;
 
@@ -341,39 +342,26 @@ void test_program() {
   }
 }
 
-bool runs(const std::string& name) {
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (name == "avx2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  if (name == "avx512") return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
-#endif
-  return !name.empty();
-}
-
 }  // namespace
 
-int main() {
-  std::vector<const Kernels*> tables = {kernels_scalar()};
-#if defined(__x86_64__)
-  tables.push_back(kernels_avx2());
-  tables.push_back(kernels_avx512());
-#elif defined(__aarch64__)
-  tables.push_back(kernels_neon());
-  tables.push_back(kernels_neon_dotprod());
-#endif
+int main(int count, char** names) {  // the variants to test, without names all; scalar is always the yardstick
   test_pool();
   test_program();
-  for (const Kernels* k : tables) {
-    if (!runs(k->name)) {
-      printf("%s: skipped, this processor cannot run it\n", k->name);
+  for (const Variant& variant : variants()) {
+    bool wanted = count == 1;
+    for (int i = 1; i < count; ++i) wanted |= !strcmp(names[i], variant.name);
+    if (!wanted) continue;
+    if (!variant.score) {
+      printf("%s: skipped, it needs %s\n", variant.name, variant.needs);
       continue;
     }
+    const Kernels& k = *variant.table();
     const int before = checks;
-    test_matmul(*k, *tables[0]);
-    test_attention(*k, *tables[0]);
-    test_light(*k, *tables[0]);
-    test_sampling(*k);
-    printf("%s: %d checks\n", k->name, checks - before);
+    test_matmul(k, *kernels_scalar());
+    test_attention(k, *kernels_scalar());
+    test_light(k, *kernels_scalar());
+    test_sampling(k);
+    printf("%s: %d checks\n", variant.name, checks - before);
   }
   set_threads(1, nullptr, 0);
   printf("%d checks, %d failures\n", checks, failures);
