@@ -36,7 +36,7 @@ check: setup ## ruff, mypy strict on core, import-linter, generated documents, b
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	PYTHONPATH=plugins/cpu/src $(BIN)/lint-imports
 	$(BIN)/python -m tools.docs --check
 	$(BIN)/python -m pytest tests/architecture tests/docs
 

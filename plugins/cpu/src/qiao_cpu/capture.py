@@ -52,7 +52,7 @@ class _Recorder(TorchDispatchMode):
     """Sees the ATen operators of a region; see the module."""
 
     def __init__(self, memory: Memory) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.memory = memory
 
     def __torch_dispatch__(

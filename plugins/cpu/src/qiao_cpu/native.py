@@ -111,7 +111,9 @@ def _load() -> ctypes.CDLL:
     except OSError as error:
         raise ImportError(f"qiao-cpu's native library does not load: {error}; reinstall qiao-cpu") from error
     for name, arguments in _SIGNATURES.items():
-        function = getattr(library, f"qiao_cpu_{name}")
+        function = getattr(library, f"qiao_cpu_{name}", None)
+        if function is None:
+            raise ImportError(f"qiao-cpu's native library {path} is older than its Python files; install qiao-cpu again")
         function.argtypes, function.restype = arguments, c_int
     for name in ("variants", "isa"):
         getattr(library, f"qiao_cpu_{name}").restype = c_char_p
