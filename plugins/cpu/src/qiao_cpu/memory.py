@@ -55,7 +55,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._chunks: list[_Chunk] = []
-        self._blocks: dict[int, weakref.finalize[..., Any]] = {}
+        self._blocks: dict[int, weakref.finalize[..., None]] = {}
 
     @property
     def nbytes(self) -> int:
