@@ -1,7 +1,7 @@
 """Variants that this processor may lack: aarch64 under qemu, AVX-512 and AVX-VNNI through SIMDe's portable intrinsics.
 
-``tests/native/compare.cpp`` compares each with the scalar kernels and each row alone with the row in a batch. What these
-builds need is in Debian's packages qemu-user-static, g++-aarch64-linux-gnu and libsimde-dev.
+``tests/native/compare.cpp`` compares each with the scalar kernels and each row alone with the row in a batch. What
+these builds need is in Debian's packages qemu-user-static, g++-aarch64-linux-gnu and libsimde-dev.
 """
 
 from __future__ import annotations

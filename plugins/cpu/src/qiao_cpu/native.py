@@ -113,7 +113,7 @@ def _load() -> ctypes.CDLL:
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, f"qiao_cpu_{name}", None)
         if function is None:
-            raise ImportError(f"qiao-cpu's native library {path} is older than its Python files; install qiao-cpu again")
+            raise ImportError(f"qiao-cpu's native library {path} is older than its Python files; reinstall qiao-cpu")
         function.argtypes, function.restype = arguments, c_int
     for name in ("variants", "isa"):
         getattr(library, f"qiao_cpu_{name}").restype = c_char_p
