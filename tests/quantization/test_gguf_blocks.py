@@ -9,19 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qiao.quantization.gguf import gguf_form, split_blocks
 
+from tests.support.gguf import HALVES, random_blocks
+
 KINDS = [kind.name for kind in gguf.GGMLQuantizationType if gguf_form(kind.name) is not None]
-HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,)}
-"""Where a block keeps its float16 numbers, in bytes."""
 
 
 def blocks(kind: str, rows: int, per_row: int, seed: int) -> np.ndarray:
-    """Random bytes, with float16 numbers of ordinary size where the type has some."""
-    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
-    random = np.random.default_rng(seed)
-    raw = random.integers(0, 256, (rows * per_row, size), dtype=np.uint8)
-    for at in HALVES[kind]:
-        raw[:, at : at + 2] = random.normal(0, 0.1, (len(raw), 1)).astype(np.float16).view(np.uint8)
-    return raw
+    return random_blocks(kind, rows * per_row, seed)
 
 
 def decoded(raw: np.ndarray, kind: str, rows: int) -> np.ndarray:
@@ -45,7 +39,7 @@ def test_values(kind, rows, per_row, seed):
     np.testing.assert_allclose(weight.dequantize().numpy(), wanted, rtol=1e-6, atol=float(largest.max()) * 1e-6)
 
 
-@pytest.mark.parametrize("kind", ["Q4_1"])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q5_1"])
 def test_a_block_of_one_value_has_scale_zero(kind):
     """llama.cpp writes d = 0 and the value as the minimum; the codes then mean nothing, whatever they are."""
     raw = blocks(kind, 2, 2, 0)

@@ -34,6 +34,44 @@ def test_logits(kind, backend, tmp_path):
     torch.testing.assert_close(logits(load(file, ops), ops, IDS), wanted, atol=1e-3, rtol=1e-3)
 
 
+MIXTURES = {
+    "q4_k_m": {"attn_v|ffn_down|token_embd": "Q6_K", "": "Q4_K"},
+    "q5_k": {"": "Q5_K"},
+    "q3_k": {"attn_v": "Q5_K", "ffn_up|output": "Q2_K", "": "Q3_K"},
+    "iq4": {"attn_k|ffn_gate": "IQ4_XS", "attn_v": "Q4_1", "token_embd": "Q4_K", "": "IQ4_NL"},
+    "q5_1": {"attn_q|ffn_up": "Q5_1", "token_embd": "Q4_1", "": "Q5_0"},
+    "some_dense": {"attn_k|ffn_up": "F32", "output": "F16", "": "Q8_0"},
+    "not_kept": {"ffn": "IQ4_NL", "attn_q": "TQ2_0", "": "Q8_0"},
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_mixed_types(mixture, backend, tmp_path):
+    """Parts of one fused weight with other types and groups; types without a form of their own become float."""
+    folder = rand_checkpoint(tmp_path / "hf", hidden_size=256, intermediate_size=256, tie_word_embeddings=True)
+    file = write_gguf(folder, tmp_path / "m.gguf", MIXTURES[mixture])
+    wanted = float_logits(load_config(resolve(file)), gguf_values(file), IDS)
+    _, ops = place(file, BACKENDS[backend])
+    torch.testing.assert_close(logits(load(file, ops), ops, IDS), wanted, atol=1e-3, rtol=1e-3)
+
+
+def test_the_form_of_a_mixed_weight(tmp_path):
+    """Four bits fit in eight, and groups of 32 in groups of 16; next to a plain part all is plain."""
+    folder = rand_checkpoint(tmp_path / "hf", hidden_size=256, intermediate_size=256)
+    rules = {"attn_v": "Q6_K", "ffn_up": "F32", "ffn_down": "Q5_K", "": "Q4_K"}
+    files = resolve(write_gguf(folder, tmp_path / "m.gguf", rules))
+    shape = describe(load_config(files), quantized_weights(files))
+    forms = {line.name: (line.scheme, line.group_size) for line in shape.linears}
+    assert forms == {
+        "qkv": ("w8a16", 16),
+        "o": ("w4a16", 32),
+        "gate_up": ("dense", -1),
+        "down": ("w8a16", 32),
+        "lm_head": ("w4a16", 32),
+    }
+
+
 @pytest.mark.parametrize(
     "family",
     [

@@ -35,21 +35,26 @@ def permute(weights: np.ndarray, heads: int) -> np.ndarray:
 def write_gguf(
     folder: Path,
     file: Path,
-    quantization: str = "F32",
+    quantization: str | dict[str, str] = "F32",
     extra: dict[str, np.ndarray] | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> Path:
-    """The weights and hyper-parameters of ``folder`` as one GGUF file. ``quantization`` applies to matrices."""
+    """The weights and hyper-parameters of ``folder`` as one GGUF file.
+
+    ``quantization`` applies to matrices; as a dict, the first pattern that is found in a tensor's name decides. Types
+    that the gguf package cannot write get random blocks.
+    """
     config = AutoConfig.from_pretrained(folder)
     arch = ARCHES[config.model_type]
     writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch])
     _hparams(writer, config)
     for key, value in (metadata or {}).items():
         _add(writer, key, value)
-    kind = gguf.GGMLQuantizationType[quantization]
+    rules = quantization if isinstance(quantization, dict) else {"": quantization}
     for name, values in {**_tensors(folder, config, arch), **(extra or {})}.items():
-        if values.ndim > 1 and quantization != "F32":
-            writer.add_tensor(name, quants.quantize(values, kind), raw_dtype=kind)
+        kind = next(kind for pattern, kind in rules.items() if re.search(pattern, name))
+        if values.ndim > 1 and kind != "F32":
+            writer.add_tensor(name, _encoded(values, kind, len(name)), raw_dtype=gguf.GGMLQuantizationType[kind])
         else:
             writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -57,6 +62,41 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+HALVES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
+"""Where a block keeps its float16 numbers, in bytes."""
+
+
+def random_blocks(kind: str, count: int, seed: int, size: float = 0.1) -> np.ndarray:
+    """Random bytes [count, block], with float16 numbers of about ``size``."""
+    random = np.random.default_rng(seed)
+    raw = random.integers(0, 256, (count, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]), dtype=np.uint8)
+    for at in HALVES[kind]:
+        raw[:, at : at + 2] = random.normal(0, size, (count, 1)).astype(np.float16).view(np.uint8)
+    return raw
+
+
+def _encoded(values: np.ndarray, kind: str, seed: int) -> np.ndarray:
+    number = gguf.GGMLQuantizationType[kind]
+    try:
+        return quants.quantize(values, number)
+    except NotImplementedError:
+        raw = random_blocks(kind, values.size // gguf.GGML_QUANT_SIZES[number][0], seed, size=2e-4)
+        return raw.reshape(*values.shape[:-1], -1)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
