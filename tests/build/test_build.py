@@ -108,8 +108,9 @@ def test_hf_overrides_reach_the_model(rand: Path) -> None:
     assert built.info.max_model_len == 64
 
 
-def test_a_quantized_checkpoint_is_refused_by_its_method(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["gptq", "hqq"])
+def test_a_checkpoint_that_is_not_quantized_as_it_says_is_refused(method: str, tmp_path: Path) -> None:
     folder = rand_checkpoint(tmp_path)
-    edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(UsageError, match="gptq"):
+    edit_config(folder, quantization_config={"quant_method": method, "bits": 4})
+    with pytest.raises(UsageError, match=method):
         build_engine(_args(folder))

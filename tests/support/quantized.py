@@ -30,7 +30,7 @@ def backends() -> Iterator[tuple[str, Backend]]:
         import qiao_cpu
     except ImportError:
         return
-    yield "cpu", backend_of(qiao_cpu, "cpu")
+    yield "cpu", backend_of(qiao_cpu, "cpu", host=host_backend())
 
 
 def place(model: Path, backend: Backend, **options: Any) -> tuple[Plan, OpTable]:

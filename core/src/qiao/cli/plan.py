@@ -98,7 +98,7 @@ def _read_model(model: str) -> tuple[dict[str, Any], Mapping[str, QuantizedWeigh
     if path.suffix == ".json":
         return _unquantized(_read_json(path)), {}
     if path.exists() or model.startswith(("pypi:", "modelscope:")) or path.suffix == ".gguf" or model.count("/") != 1:
-        if path.is_dir() and (path / "config.json").is_file():
+        if path.is_dir() and (path / "config.json").is_file() and not any(path.glob("*.safetensors")):
             return _unquantized(_read_json(path / "config.json")), {}
         files = resolve(model)
         return read_raw_config(files), quantized_weights(files)
@@ -106,9 +106,15 @@ def _read_model(model: str) -> tuple[dict[str, Any], Mapping[str, QuantizedWeigh
 
 
 def _unquantized(config: dict[str, Any]) -> dict[str, Any]:
-    from qiao.quantization import method_of, refuse_method
+    """``config``, unless it is that of a quantized model, which does not say by itself what is quantized."""
+    from qiao.quantization import method_of, settings_of
 
-    refuse_method(method_of(config))
+    settings = settings_of(config)
+    if settings is not None:
+        raise ModelError(
+            f"the config is of a model quantized by {method_of(settings).name}, and only the headers of its weights "
+            "show which layers are; give the folder that has both"
+        )
     return config
 
 

@@ -94,43 +94,46 @@ def read_header(file: Path) -> list[TensorEntry]:
 
 
 def iter_safetensors(folder: Path, device: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor of a folder once, on ``device``, in the order of the files.
-
-    None is a view of the mapped file: such views would keep whole shards in memory beside the weights made of them, and
-    a file that is cut short later would end the process. Raises ``ModelError``.
-    """
-    files = checkpoint_files(folder)
-    plan = _plan(files)
-    for file, names in plan.items():
+    """Each tensor of a folder once, on ``device``, in the order of the files. Raises ``ModelError``."""
+    for file, entries in tensors_of(folder).items():
         with safe_open(file, framework="pt", device=device) as handle:
-            for name in names:
-                tensor = handle.get_tensor(name)
-                yield name, tensor.clone() if tensor.device.type == "cpu" else tensor
+            for entry in entries:
+                yield entry.name, read_tensor(handle, entry.name)
+
+
+def read_tensor(handle: Any, name: str) -> torch.Tensor:
+    """A tensor of an open file, never as a view of the mapped file.
+
+    Such views would keep whole shards in memory beside the weights made of them, and a file that is cut short later
+    would end the process.
+    """
+    tensor: torch.Tensor = handle.get_tensor(name)
+    return tensor.clone() if tensor.device.type == "cpu" else tensor
 
 
 def count_tensors(folder: Path) -> int:
     """How many tensors ``iter_safetensors`` will yield."""
-    return sum(len(names) for names in _plan(checkpoint_files(folder)).values())
+    return sum(len(entries) for entries in tensors_of(folder).values())
 
 
-def _plan(files: dict[Path, list[str] | None]) -> dict[Path, list[str]]:
-    """All headers are checked before the first tensor is read."""
+def tensors_of(folder: Path) -> dict[Path, list[TensorEntry]]:
+    """The tensors to take from each file of a folder. All headers are checked before the first tensor is read."""
     seen: dict[str, Path] = {}
-    plan: dict[Path, list[str]] = {}
-    for file, wanted in files.items():
-        held = [entry.name for entry in read_header(file)]
-        missing = sorted(set(wanted or ()) - set(held))
+    plan: dict[Path, list[TensorEntry]] = {}
+    for file, wanted in checkpoint_files(folder).items():
+        held = read_header(file)
+        missing = sorted(set(wanted or ()) - {entry.name for entry in held})
         if missing:
             raise ModelError(f"{file}: lacks {missing[0]} ({len(missing)} in all), which {INDEX} places there.")
-        keep = set(held if wanted is None else wanted)
-        plan[file] = [name for name in held if name in keep]
-        for name in plan[file]:
-            if name in seen:
+        keep = {entry.name for entry in held} if wanted is None else set(wanted)
+        plan[file] = [entry for entry in held if entry.name in keep]
+        for entry in plan[file]:
+            if entry.name in seen:
                 raise ModelError(
-                    f"{name}: is in both {seen[name].name} and {file.name} of {file.parent}. "
+                    f"{entry.name}: is in both {seen[entry.name].name} and {file.name} of {file.parent}. "
                     "Remove the file that does not belong."
                 )
-            seen[name] = file
+            seen[entry.name] = file
     return plan
 
 

@@ -11,9 +11,10 @@ import torch
 
 from qiao.errors import ModelError
 from qiao.loading.config import read_raw_config
+from qiao.loading.quantized import iter_quantized, promised_weights, read_settings
 from qiao.loading.safetensors import count_tensors, iter_safetensors
 from qiao.loading.sources import ModelFiles
-from qiao.quantization import QuantizedWeight, Weight, method_of, refuse_method
+from qiao.quantization import Method, QuantizedWeight, Weight, method_of
 
 
 def iter_weights(
@@ -32,7 +33,9 @@ def iter_weights(
         source = iter_gguf(files.gguf, device, dequantize)
     else:
         total = count_tensors(files.folder)
-        source = iter_safetensors(files.folder, device)
+        method = _method(files)
+        source = iter_quantized(files.folder, device, method) if method else iter_safetensors(files.folder, device)
+        source = _plain(source) if dequantize else source
     return (
         _with_progress(_checked(source, files), total) if progress and sys.stderr.isatty() else _checked(source, files)
     )
@@ -42,7 +45,8 @@ def quantization_of(files: ModelFiles) -> str | None:
     """The method by which a model is quantized, by its usual name (``gguf``, ``gptq``), None where it is not."""
     if files.gguf is not None:
         return "gguf"
-    return method_of(read_raw_config(files)) if (files.folder / "config.json").is_file() else None
+    method = _method(files)
+    return method.name if method else None
 
 
 def quantized_weights(files: ModelFiles) -> dict[str, QuantizedWeight]:
@@ -54,8 +58,20 @@ def quantized_weights(files: ModelFiles) -> dict[str, QuantizedWeight]:
         from qiao.loading.gguf import quantized_gguf
 
         return quantized_gguf(files.gguf)
-    refuse_method(quantization_of(files))
-    return {}
+    method = _method(files)
+    return promised_weights(files.folder, method) if method else {}
+
+
+def _method(files: ModelFiles) -> Method | None:
+    if not (files.folder / "config.json").is_file():
+        return None
+    settings = read_settings(files.folder, read_raw_config(files))
+    return method_of(settings) if settings else None
+
+
+def _plain(source: Iterator[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
+    for name, weight in source:
+        yield name, weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
 
 
 def _checked(source: Iterator[tuple[str, Weight]], files: ModelFiles) -> Iterator[tuple[str, Weight]]:

@@ -1,6 +1,6 @@
 """Quantized weights: their forms, and how the tensors of each file format reach ``pack_weight``."""
 
-from qiao.quantization.method import method_of, refuse_method
+from qiao.quantization.method import Method, method_of, settings_of
 from qiao.quantization.weight import (
     DENSE,
     NO_FORMS,
@@ -18,13 +18,14 @@ __all__ = [
     "DENSE",
     "NO_FORMS",
     "Forms",
+    "Method",
     "QuantizedWeight",
     "Weight",
     "WeightForm",
     "common_form",
     "form_of",
     "method_of",
-    "refuse_method",
+    "settings_of",
     "stack",
     "take_rows",
 ]

@@ -1,0 +1,155 @@
+"""Checkpoints of compressed-tensors (llm-compressor): 4 and 8 bit integers and FP8, by group, channel or tensor.
+
+``pack-quantized``: ``weight_packed`` [O, I * bits / 32] int32 holds signed integers raised by ``2 ** (bits - 1)``.
+``int-quantized``: ``weight`` [O, I] int8. ``float-quantized``: ``weight`` float8_e4m3fn. Beside it ``weight_scale``
+[O, groups], ``weight_zero_point`` (packed along O with packed weights), ``weight_shape`` and ``weight_g_idx``.
+Source: ``compressed_tensors/compressors`` of the package.
+
+Activations: static scales (``input_scale``) are not used; ``w8a8`` rounds activations per token as it runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from qiao.errors import ModelError
+from qiao.quantization.fp8 import FORM as FP8_FORM
+from qiao.quantization.fp8 import fp8_weight
+from qiao.quantization.gptq import permutation
+from qiao.quantization.packing import expect, groups_of, integer_form, integer_weight, promised, unpack
+from qiao.quantization.weight import QuantizedWeight, WeightForm
+
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_STRATEGIES = ("group", "channel", "tensor")
+_PACKED_BITS = (2, 4, 8)
+
+
+class CompressedTensors:
+    """See the module."""
+
+    name = "compressed-tensors"
+    markers = ("weight_packed", "weight_scale")
+    parts = (
+        "weight_packed",
+        "weight",
+        "weight_scale",
+        "weight_zero_point",
+        "weight_shape",
+        "weight_g_idx",
+        "input_scale",
+        "input_zero_point",
+    )
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._format = settings.get("format")
+        groups = settings.get("config_groups")
+        if not isinstance(groups, Mapping) or not groups:
+            raise ModelError("quantization_config: config_groups must say how weights are quantized")
+        self._groups = list(groups.values())
+        self._ignore = tuple(settings.get("ignore") or ())
+        for group in self._groups:
+            self._check(group)
+
+    def promise(self, module: str, shapes: Mapping[str, tuple[int, ...]]) -> QuantizedWeight:
+        """The weight's form and shape from the shapes of its parts."""
+        group = self._of(module)
+        weights = group["weights"]
+        if "weight_packed" in shapes:
+            rows, words = shapes["weight_packed"]
+            columns = words * 32 // weights["num_bits"]
+        else:
+            rows, columns = shapes["weight"]
+        if weights["type"] == "float":
+            return promised(FP8_FORM, rows, columns)
+        form = integer_form(weights["num_bits"], _group_size(weights), columns)
+        asymmetric = not weights.get("symmetric", True)
+        return promised(WeightForm("w8a8") if _rounds_activations(group) and not asymmetric else form, rows, columns)
+
+    def weight(self, module: str, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
+        """The weight of ``module`` [O, I]."""
+        group = self._of(module)
+        weights = group["weights"]
+        if weights["type"] == "float":
+            return fp8_weight(module, tensors["weight"], tensors["weight_scale"])
+        bits, size = weights["num_bits"], _group_size(weights)
+        middle = 1 << (bits - 1)
+        packed = "weight_packed" in tensors
+        codes = unpack(tensors["weight_packed"], bits) if packed else _raised(tensors["weight"], middle)
+        if "weight_shape" in tensors:  # the last word of a row may be filled up
+            codes = codes[:, : int(tensors["weight_shape"][1])].contiguous()
+        rows, columns = codes.shape
+        scale = tensors["weight_scale"].reshape(-1, 1) if size < 0 else tensors["weight_scale"]
+        scale = scale.expand(rows, -1) if scale.shape[0] == 1 else scale
+        expect(f"{module}.weight_scale", scale.shape, (rows, groups_of(columns, size)))
+        zero = self._zero(module, tensors, bits, scale, packed)
+        perm = permutation(f"{module}.weight_g_idx", tensors.get("weight_g_idx"), columns, size, True)
+        if _rounds_activations(group) and zero is None:
+            return QuantizedWeight(WeightForm("w8a8"), {"weight": _lowered(codes), "scale": scale.contiguous()})
+        if zero is None:
+            zero = torch.full(scale.shape, middle, dtype=torch.uint8)
+        return integer_weight(codes, scale.contiguous(), zero, bits, size, perm)
+
+    def _zero(
+        self, module: str, tensors: Mapping[str, torch.Tensor], bits: int, scale: torch.Tensor, packed: bool
+    ) -> torch.Tensor | None:
+        zero = tensors.get("weight_zero_point")
+        if zero is None:
+            return None
+        if packed and zero.dtype == torch.int32:
+            zero = unpack(zero.T.contiguous(), bits).T[: scale.shape[0]]
+        else:
+            zero = _raised(zero.reshape(-1, scale.shape[1]).expand(scale.shape[0], -1), 1 << (bits - 1))
+        expect(f"{module}.weight_zero_point", zero.shape, scale.shape)
+        return zero.contiguous()
+
+    def _of(self, module: str) -> Mapping[str, Any]:
+        """The group of ``module``: one that names it, else the one for all linear layers."""
+        if any(_names(rule, module) for rule in self._ignore):
+            raise ModelError(f"tensor {module}.weight_scale is there, but quantization_config: ignore leaves it out")
+        named = [g for g in self._groups if any(_names(rule, module) for rule in g.get("targets") or ())]
+        general = [g for g in self._groups if "Linear" in (g.get("targets") or ())]
+        if not named and not general:
+            raise ModelError(f"tensor {module}.weight_scale is there, but no group of quantization_config targets it")
+        return dict((named or general)[0])
+
+    def _check(self, group: Any) -> None:
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(weights, Mapping):
+            raise ModelError("quantization_config: each of config_groups must have weights")
+        form = group.get("format") or self._format
+        bits, kind, strategy = weights.get("num_bits"), weights.get("type", "int"), weights.get("strategy", "tensor")
+        known = bits == 8 if kind == "float" else kind == "int" and bits in _PACKED_BITS
+        if form not in (*_FORMATS, None) or not known or strategy not in _STRATEGIES:
+            raise ModelError(
+                f"quantization_config: format {form!r} with {bits} bits of {kind}, strategy {strategy!r}, is not read; "
+                f"{', '.join(_FORMATS)} with 2, 4 or 8 bits of int or 8 of float, by {', '.join(_STRATEGIES)}, are"
+            )
+
+
+def _names(rule: str, module: str) -> bool:
+    """Whether a target or an exception means ``module``: by its name, or by a pattern after ``re:``."""
+    if rule.startswith("re:"):
+        return re.match(rule.removeprefix("re:"), module) is not None
+    return rule == module
+
+
+def _group_size(weights: Mapping[str, Any]) -> int:
+    return int(weights["group_size"]) if weights.get("strategy", "tensor") == "group" else -1
+
+
+def _rounds_activations(group: Mapping[str, Any]) -> bool:
+    """Whether both sides are 8-bit integers and each output has one scale."""
+    weights, inputs = group["weights"], group.get("input_activations") or {}
+    return bool(weights["num_bits"] == 8 and inputs.get("num_bits") == 8 and _group_size(weights) < 0)
+
+
+def _raised(values: torch.Tensor, middle: int) -> torch.Tensor:
+    return (values.to(torch.int16) + middle).to(torch.uint8)
+
+
+def _lowered(codes: torch.Tensor) -> torch.Tensor:
+    return (codes.to(torch.int16) - 128).to(torch.int8)

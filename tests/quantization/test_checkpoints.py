@@ -1,0 +1,203 @@
+"""Quantized checkpoints of all formats compute what a float model of the values by the format's definition computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from qiao.loading import iter_weights, load_config, quantized_weights, resolve
+from qiao.models import describe
+
+from tests.support.fallback import host_backend, sim_backend
+from tests.support.quantized import IDS, backends, float_logits, load, logits, place
+from tests.support.quantizers import Writer, awq, compressed, fp8, gptq, quantized_checkpoint
+
+BACKENDS = dict(backends())
+
+
+def gptq_settings(bits: int = 4, group: int = 32, **more: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": False, "desc_act": False, **more}
+
+
+def awq_settings(group: int = 32, **more: Any) -> dict[str, Any]:
+    return {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm", **more}
+
+
+def compressed_settings(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"type": "int", "symmetric": True, **weights}, **more.pop("group", {})}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"], **more}
+
+
+EIGHT_BIT_INPUTS = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
+STATIC_INPUTS = {**EIGHT_BIT_INPUTS, "dynamic": False, "strategy": "tensor"}
+BY_GROUP = {"num_bits": 4, "strategy": "group", "group_size": 32}
+
+CASES: dict[str, tuple[Writer, dict[str, Any]]] = {
+    "gptq-4": (gptq(), gptq_settings()),
+    "gptq-4-sym": (gptq(symmetric=True), gptq_settings(sym=True)),
+    "gptq-2": (gptq(2), gptq_settings(2)),
+    "gptq-3": (gptq(3), gptq_settings(3)),
+    "gptq-8": (gptq(8), gptq_settings(8)),
+    "gptq-8-sym": (gptq(8, symmetric=True), gptq_settings(8, sym=True)),
+    "gptq-v2": (gptq(second=True), gptq_settings(checkpoint_format="gptq_v2")),
+    "gptq-64": (gptq(group=64), gptq_settings(group=64)),
+    "gptq-128": (gptq(group=128), gptq_settings(group=128)),
+    "gptq-channel": (gptq(group=-1), gptq_settings(group=-1)),
+    "gptq-channel-act-order": (gptq(group=-1, act_order=True), gptq_settings(group=-1, desc_act=True)),
+    "gptq-act-order": (gptq(act_order=True), gptq_settings(desc_act=True)),
+    "gptq-8-act-order": (gptq(8, act_order=True), gptq_settings(8, desc_act=True)),
+    "gptq-no-g-idx": (gptq(g_idx=False), gptq_settings()),
+    "gptq-short-group": (gptq(group=48), gptq_settings(group=48)),
+    "awq-gemm": (awq(), awq_settings()),
+    "awq-gemv": (awq(gemv=True), awq_settings(version="gemv")),
+    "awq-channel": (awq(group=-1), awq_settings(-1)),
+    "awq-zeros-of-0": (awq(zeros=lambda z: z * (z > 7)), awq_settings()),
+    "w4a16-group": (compressed(4, 32, packed=True), compressed_settings(BY_GROUP, format="pack-quantized")),
+    "w4a16-asym": (
+        compressed(4, 32, packed=True, symmetric=False),
+        compressed_settings({**BY_GROUP, "symmetric": False}, format="pack-quantized"),
+    ),
+    "w4a16-act-order": (
+        compressed(4, 32, packed=True, act_order=True),
+        compressed_settings({**BY_GROUP, "actorder": "group"}, format="pack-quantized"),
+    ),
+    "w4a16-channel": (
+        compressed(4, packed=True),
+        compressed_settings({"num_bits": 4, "strategy": "channel"}, format="pack-quantized"),
+    ),
+    "w8a16-packed": (
+        compressed(8, 16, packed=True),
+        compressed_settings({"num_bits": 8, "strategy": "group", "group_size": 16}, format="pack-quantized"),
+    ),
+    "w8a16-channel": (
+        compressed(8),
+        compressed_settings({"num_bits": 8, "strategy": "channel"}, format="int-quantized"),
+    ),
+    "w8a16-asym": (
+        compressed(8, symmetric=False),
+        compressed_settings({"num_bits": 8, "strategy": "channel", "symmetric": False}, format="int-quantized"),
+    ),
+    "w8a16-tensor": (
+        compressed(8, one_scale=True),
+        compressed_settings({"num_bits": 8, "strategy": "tensor"}, format="int-quantized"),
+    ),
+    "fp8-tensor": (fp8(), {"quant_method": "fp8", "activation_scheme": "dynamic"}),
+    "fp8-channel": (fp8(True), {"quant_method": "fp8", "activation_scheme": "dynamic"}),
+    "fp8-blocks": (fp8(block=(48, 32)), {"quant_method": "fp8", "weight_block_size": [48, 32]}),
+    "fp8-compressed": (
+        fp8(True),
+        compressed_settings({"num_bits": 8, "type": "float", "strategy": "channel"}, format="float-quantized"),
+    ),
+}
+ROUNDED = {
+    "w8a8-dynamic": (
+        compressed(8),
+        compressed_settings(
+            {"num_bits": 8, "strategy": "channel"},
+            format="int-quantized",
+            group={"input_activations": EIGHT_BIT_INPUTS},
+        ),
+    ),
+    "w8a8-static": (
+        compressed(8, one_scale=True, static=True),
+        compressed_settings(
+            {"num_bits": 8, "strategy": "tensor"},
+            format="int-quantized",
+            group={"input_activations": STATIC_INPUTS},
+        ),
+    ),
+}
+SCHEMES = {"gptq-8": "w8a16", "gptq-8-sym": "w8a16", "gptq-8-act-order": "w8a16", "fp8-blocks": "dense"}
+
+
+def scheme(case: str) -> str:
+    return SCHEMES.get(case) or next((s for s in ("w8a16", "fp8", "w8a8") if case.startswith(s)), "w4a16")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES)
+def test_logits(case, backend, tmp_path):
+    folder, values = quantized_checkpoint(tmp_path / "q", *CASES[case], attention_bias=True)
+    wanted = float_logits(float_config(folder), values, IDS)
+    plan, ops = place(folder, BACKENDS[backend])
+    assert set(plan.shape.schemes) == {scheme(case), "dense"}
+    torch.testing.assert_close(logits(load(folder, ops), ops, IDS), wanted, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", ROUNDED)
+def test_logits_with_rounded_activations(case, backend, tmp_path):
+    folder, values = quantized_checkpoint(tmp_path / "q", *ROUNDED[case])
+    wanted = float_logits(float_config(folder), values, IDS)
+    plan, ops = place(folder, BACKENDS[backend])
+    assert set(plan.shape.schemes) == {"w8a8", "dense"}
+    found = logits(load(folder, ops), ops, IDS)
+    assert torch.nn.functional.cosine_similarity(found, wanted, dim=-1).min() > 0.995
+
+
+def float_config(folder):
+    config = load_config(resolve(folder))
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_every_dtype_runs(dtype, tmp_path):
+    folder, values = quantized_checkpoint(tmp_path / "q", *CASES["gptq-4-sym"], dtype="float16")
+    values = {name: value.float() for name, value in values.items()}
+    wanted = float_logits(float_config(folder), values, IDS)
+    assert describe(load_config(resolve(folder)), quantized_weights(resolve(folder))).dtype == "float16"
+    _, ops = place(folder, host_backend())
+    found = logits(load(folder, ops, dtype), ops, IDS, dtype)
+    assert torch.nn.functional.cosine_similarity(found, wanted, dim=-1).min() > 0.99
+
+
+MOE = {"model_type": "qwen2_moe", "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize("case", ["gptq-act-order", "awq-gemm", "w8a16-channel", "fp8-tensor"])
+def test_experts(case, tmp_path):
+    options = {**MOE, "shared_expert_intermediate_size": 64, "decoder_sparse_step": 1}
+    linear = r"(experts\.\d+|self_attn)\.\w+_proj"
+    folder, values = quantized_checkpoint(tmp_path / "q", *CASES[case], linear, **options)
+    wanted = float_logits(float_config(folder), values, IDS)
+    plan, ops = place(folder, host_backend())
+    assert scheme(case) in {line.scheme for line in plan.shape.linears if line.rows == "X"}
+    torch.testing.assert_close(logits(load(folder, ops), ops, IDS), wanted, atol=1e-3, rtol=1e-3)
+
+
+def test_parts_of_one_weight_with_other_permutations_stay_apart(tmp_path):
+    folder, _ = quantized_checkpoint(tmp_path / "q", *CASES["gptq-act-order"])
+    _, ops = place(folder, host_backend())
+    layer = load(folder, ops)._layers[0]
+    assert len(layer._attention.qkv._apart) == 3
+    assert len(layer._mlp.gate_up._apart) == 2
+    assert layer._mlp.down._weight is not None
+
+
+def test_a_quantized_head(tmp_path):
+    folder, values = quantized_checkpoint(
+        tmp_path / "q", gptq(), gptq_settings(lm_head=True), r"lm_head|(q|k|v|o|gate|up|down)_proj"
+    )
+    wanted = float_logits(float_config(folder), values, IDS)
+    plan, ops = place(folder, host_backend())
+    assert plan.shape.schemes == ("w4a16",)
+    torch.testing.assert_close(logits(load(folder, ops), ops, IDS), wanted, atol=1e-3, rtol=1e-3)
+
+
+def test_a_device_without_the_scheme(tmp_path):
+    folder, values = quantized_checkpoint(tmp_path / "q", *CASES["gptq-act-order"], attention_bias=True)
+    wanted = float_logits(float_config(folder), values, IDS)
+    plan, ops = place(folder, sim_backend(chip="dense"))
+    assert plan.moved("W[w4a16]")
+    torch.testing.assert_close(logits(load(folder, ops), ops, IDS), wanted, atol=1e-3, rtol=1e-3)
+
+
+def test_dequantized_at_load(tmp_path):
+    folder, values = quantized_checkpoint(tmp_path / "q", *CASES["gptq-act-order"])
+    found = dict(iter_weights(resolve(folder), progress=False, dequantize=True))
+    assert found.keys() == values.keys()
+    for name, value in values.items():
+        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-6)

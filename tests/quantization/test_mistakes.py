@@ -1,0 +1,209 @@
+"""Quantized checkpoints whose settings and tensors disagree, and what the public cases of kind 5 ask for."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from qiao.errors import ModelError
+from qiao.loading import quantization_of, quantized_weights, resolve
+from safetensors.torch import load_file, save_file
+
+from tests.quantization.test_checkpoints import awq_settings, compressed_settings, float_config, gptq_settings
+from tests.support.checkpoints import edit_config, rand_checkpoint
+from tests.support.fallback import host_backend
+from tests.support.quantized import IDS, float_logits, load, logits, place
+from tests.support.quantizers import awq, compressed, gptq, quantized_checkpoint, write_json
+
+DOWN = "model.layers.1.mlp.down_proj"
+
+
+def computed(folder):
+    _, ops = place(folder, host_backend())
+    return logits(load(folder, ops), ops, IDS)
+
+
+def assert_right(folder, values):
+    wanted = float_logits(float_config(folder), values, IDS)
+    torch.testing.assert_close(computed(folder), wanted, atol=1e-3, rtol=1e-3)
+
+
+def change(folder, **tensors):
+    """Replace tensors of the file; None removes one."""
+    held = load_file(folder / "model.safetensors")
+    held.update({name.replace("__", "."): tensor for name, tensor in tensors.items()})
+    save_file({n: t for n, t in held.items() if t is not None}, folder / "model.safetensors", {"format": "pt"})
+
+
+class TestB062:
+    """Symmetric zeros show by themselves which of GPTQ's formats they have."""
+
+    @pytest.mark.parametrize(("stored_second", "declared"), [(True, "gptq"), (False, "gptq_v2")])
+    def test_the_zeros_decide(self, stored_second, declared, tmp_path, caplog):
+        settings = gptq_settings(sym=True, checkpoint_format=declared)
+        folder, values = quantized_checkpoint(tmp_path, gptq(symmetric=True, second=stored_second), settings)
+        with caplog.at_level(logging.WARNING, "qiao"):
+            assert_right(folder, values)
+        assert sum("the file is right" in message for message in caplog.messages) == 1
+
+    @pytest.mark.parametrize("second", [True, False])
+    def test_nothing_is_guessed_for_asymmetric_files(self, second, tmp_path, caplog):
+        settings = gptq_settings(checkpoint_format="gptq_v2" if second else "gptq")
+        writer = gptq(second=second, zeros=lambda z: np.full_like(z, 8 if not second else 7))
+        folder, values = quantized_checkpoint(tmp_path, writer, settings)
+        assert_right(folder, values)
+        assert not caplog.messages
+
+
+def test_b065_a_zero_of_0_stays_0(tmp_path):
+    folder, values = quantized_checkpoint(tmp_path, awq(zeros=lambda z: z * (z % 3 > 0)), awq_settings())
+    assert_right(folder, values)
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+def test_b067_one_group_for_all_inputs_and_biases_kept(act_order, tmp_path):
+    settings = gptq_settings(group=-1, desc_act=act_order)
+    folder, values = quantized_checkpoint(tmp_path, gptq(group=-1), settings, attention_bias=True)
+    change(folder, model__layers__0__self_attn__q_proj__bias=torch.randn(64))
+    values["model.layers.0.self_attn.q_proj.bias"] = load_file(folder / "model.safetensors")[
+        "model.layers.0.self_attn.q_proj.bias"
+    ]
+    assert_right(folder, values)
+
+
+def mixed(module, shape, random):
+    """down_proj plain, gate_proj with 8 bits in groups of 16, the rest with 4 in groups of 32."""
+    writer = gptq(8, 16) if "gate_proj" in module else gptq()
+    return writer(module, shape, random)
+
+
+DYNAMIC = {"-:.*down_proj": {}, "+:.*gate_proj": {"bits": 8, "group_size": 16}}
+NOT_DOWN = r"lm_head|(q|k|v|o|gate|up)_proj"
+
+
+class TestB072:
+    """Rules for single modules, of which the first that matches counts."""
+
+    def test_rules_for_single_modules(self, tmp_path):
+        settings = gptq_settings(lm_head=True, dynamic=DYNAMIC)
+        folder, values = quantized_checkpoint(tmp_path, mixed, settings, NOT_DOWN)
+        assert_right(folder, values)
+        plan, _ = place(folder, host_backend())
+        schemes = {line.name: line.scheme for line in plan.shape.linears}
+        wanted = {"qkv": "w4a16", "o": "w4a16", "gate_up": "w8a16", "down": "dense", "lm_head": "w4a16"}
+        assert schemes == wanted
+
+    def test_without_its_rules_the_checkpoint_is_refused(self, tmp_path):
+        folder, _ = quantized_checkpoint(tmp_path, mixed, gptq_settings(lm_head=True), NOT_DOWN)
+        with pytest.raises(ModelError, match="gate_proj"):
+            computed(folder)
+
+    def test_a_module_that_a_rule_leaves_out_but_that_is_quantized(self, tmp_path):
+        folder, _ = quantized_checkpoint(tmp_path, gptq(), gptq_settings(dynamic=DYNAMIC))
+        with pytest.raises(ModelError, match=r"down_proj.*dynamic"):
+            computed(folder)
+
+
+def test_b074_a_cut_file_is_refused(tmp_path):
+    folder, _ = quantized_checkpoint(tmp_path, gptq(), gptq_settings())
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ModelError, match="truncated"):
+        quantized_weights(resolve(folder))
+
+
+class TestExceptions:
+    def test_awq(self, tmp_path):
+        settings = awq_settings(modules_to_not_convert=["v_proj"])
+        folder, values = quantized_checkpoint(tmp_path / "a", awq(), settings, r"(q|k|o|gate|up|down)_proj")
+        assert_right(folder, values)
+        folder, _ = quantized_checkpoint(tmp_path / "b", awq(), settings)
+        with pytest.raises(ModelError, match=r"v_proj.*modules_to_not_convert"):
+            computed(folder)
+
+    def test_compressed_tensors(self, tmp_path):
+        settings = compressed_settings(
+            {"num_bits": 8, "strategy": "channel"}, ignore=["re:.*o_proj", DOWN], format="int-quantized"
+        )
+        linear = r"(q|k|v|gate|up)_proj|layers\.0\.mlp\.down_proj"
+        folder, values = quantized_checkpoint(tmp_path, compressed(8), settings, linear)
+        assert_right(folder, values)
+
+
+class TestSettingsFiles:
+    def test_gptq_beside_a_plain_config(self, tmp_path):
+        folder, values = quantized_checkpoint(tmp_path, gptq(group=64), None)
+        write_json(folder / "quantize_config.json", bits=4, group_size=64, sym=False, desc_act=False)
+        assert quantization_of(resolve(folder)) == "gptq"
+        assert_right(folder, values)
+
+    def test_awq_beside_a_plain_config(self, tmp_path):
+        folder, values = quantized_checkpoint(tmp_path, awq(), None)
+        write_json(folder / "quant_config.json", w_bit=4, q_group_size=32, zero_point=True, version="GEMM")
+        assert quantization_of(resolve(folder)) == "awq"
+        assert_right(folder, values)
+
+    def test_two_that_disagree(self, tmp_path):
+        folder, _ = quantized_checkpoint(tmp_path, gptq(), gptq_settings())
+        write_json(folder / "quantize_config.json", bits=4, group_size=64, sym=False, desc_act=False)
+        with pytest.raises(ModelError, match=r"group_size is 32 in config\.json and 64 in quantize_config\.json"):
+            computed(folder)
+
+
+class TestDamage:
+    def folder(self, path):
+        return quantized_checkpoint(path, gptq(), gptq_settings())[0]
+
+    @pytest.mark.parametrize(
+        ("part", "tensor"),
+        [
+            ("scales", torch.ones(3, 64, dtype=torch.float16)),
+            ("qzeros", torch.ones(4, 7, dtype=torch.int32)),
+            ("qweight", torch.ones(8, 64, dtype=torch.int32)),
+            ("g_idx", torch.arange(7, dtype=torch.int32)),
+            ("scales", None),
+            ("scales", torch.full((4, 64), float("nan"), dtype=torch.float16)),
+        ],
+    )
+    def test_the_tensor_is_named(self, part, tensor, tmp_path):
+        folder = self.folder(tmp_path)
+        change(folder, **{f"{DOWN}.{part}".replace(".", "__"): tensor})
+        with pytest.raises(ModelError, match=DOWN.replace(".", r"\.")):
+            computed(folder)
+
+    def test_groups_of_different_sizes(self, tmp_path):
+        folder = self.folder(tmp_path)
+        owner = torch.zeros(128, dtype=torch.int32)
+        owner[:3] = 1
+        change(folder, **{f"{DOWN}.g_idx".replace(".", "__"): owner})
+        with pytest.raises(ModelError, match=r"down_proj\.g_idx"):
+            computed(folder)
+
+    def test_a_plain_weight_beside_the_quantized_one(self, tmp_path):
+        folder = self.folder(tmp_path)
+        change(folder, **{f"{DOWN}.weight".replace(".", "__"): torch.ones(64, 128)})
+        with pytest.raises(ModelError, match=r"down_proj\.weight"):
+            computed(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 5, "group_size": 32}, "bits is 5"),
+        ({"quant_method": "gptq", "bits": "4", "group_size": 32}, "bits must be"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "marlin"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, "gemv_fast"),
+        ({"quant_method": "awq", "bits": 8}, "bits is 8"),
+        (compressed_settings({"num_bits": 4, "strategy": "tensor_group"}, format="nvfp4-pack-quantized"), "nvfp4"),
+        ({"quant_method": "compressed-tensors"}, "config_groups"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_cannot_be_read_is_refused_by_name(settings, message, tmp_path):
+    folder = rand_checkpoint(tmp_path)
+    edit_config(folder, quantization_config=settings)
+    with pytest.raises(ModelError, match=message):
+        quantized_weights(resolve(folder))
