@@ -10,10 +10,8 @@ from qiao.loading import iter_weights, load_config, quantized_weights, resolve
 from qiao.models import describe
 
 from tests.support.fallback import host_backend, sim_backend
-from tests.support.quantized import IDS, backends, float_logits, load, logits, place
+from tests.support.quantized import BACKENDS, IDS, backend_called, float_logits, load, logits, place
 from tests.support.quantizers import Writer, awq, compressed, fp8, gptq, quantized_checkpoint
-
-BACKENDS = dict(backends())
 
 
 def gptq_settings(bits: int = 4, group: int = 32, **more: Any) -> dict[str, Any]:
@@ -120,7 +118,7 @@ def scheme(case: str) -> str:
 def test_logits(case, backend, tmp_path):
     folder, values = quantized_checkpoint(tmp_path / "q", *CASES[case], attention_bias=True)
     wanted = float_logits(float_config(folder), values, IDS)
-    plan, ops = place(folder, BACKENDS[backend])
+    plan, ops = place(folder, backend_called(backend))
     assert set(plan.shape.schemes) == {scheme(case), "dense"}
     torch.testing.assert_close(logits(load(folder, ops), ops, IDS), wanted, atol=1e-3, rtol=1e-3)
 
@@ -130,7 +128,7 @@ def test_logits(case, backend, tmp_path):
 def test_logits_with_rounded_activations(case, backend, tmp_path):
     folder, values = quantized_checkpoint(tmp_path / "q", *ROUNDED[case])
     wanted = float_logits(float_config(folder), values, IDS)
-    plan, ops = place(folder, BACKENDS[backend])
+    plan, ops = place(folder, backend_called(backend))
     assert set(plan.shape.schemes) == {"w8a8", "dense"}
     found = logits(load(folder, ops), ops, IDS)
     assert torch.nn.functional.cosine_similarity(found, wanted, dim=-1).min() > 0.995

@@ -12,9 +12,8 @@ from qiao.quantization import QuantizedWeight
 from tests.support.checkpoints import rand_checkpoint
 from tests.support.fallback import host_backend, sim_backend
 from tests.support.gguf import write_gguf
-from tests.support.quantized import IDS, backends, float_logits, load, logits, place
+from tests.support.quantized import BACKENDS, IDS, backend_called, float_logits, load, logits, place
 
-BACKENDS = dict(backends())
 KINDS = ["Q4_0", "Q4_1", "Q8_0"]
 
 
@@ -29,7 +28,7 @@ def test_logits(kind, backend, tmp_path):
     folder = rand_checkpoint(tmp_path / "hf", tie_word_embeddings=True)
     file = write_gguf(folder, tmp_path / "m.gguf", kind)
     wanted = float_logits(load_config(resolve(file)), gguf_values(file), IDS)
-    plan, ops = place(file, backend=BACKENDS[backend])
+    plan, ops = place(file, backend=backend_called(backend))
     assert "dense" not in plan.shape.schemes
     torch.testing.assert_close(logits(load(file, ops), ops, IDS), wanted, atol=1e-3, rtol=1e-3)
 
@@ -52,7 +51,7 @@ def test_mixed_types(mixture, backend, tmp_path):
     folder = rand_checkpoint(tmp_path / "hf", hidden_size=256, intermediate_size=256, tie_word_embeddings=True)
     file = write_gguf(folder, tmp_path / "m.gguf", MIXTURES[mixture])
     wanted = float_logits(load_config(resolve(file)), gguf_values(file), IDS)
-    _, ops = place(file, BACKENDS[backend])
+    _, ops = place(file, backend_called(backend))
     torch.testing.assert_close(logits(load(file, ops), ops, IDS), wanted, atol=1e-3, rtol=1e-3)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,19 @@ BLOCKS = 8
 IDS = [7 * i % 320 for i in range(40)]
 
 
-def backends() -> Iterator[tuple[str, Backend]]:
-    """The reference plugin, the simulated device, and the native plugin where it is installed."""
+BACKENDS = ("reference", "sim", *(["cpu"] if find_spec("qiao_cpu") else []))
+"""The reference plugin, the simulated device, and the native plugin where it is installed."""
+
+
+def backend_called(name: str) -> Backend:
+    """A fresh backend: the simulated device is one for the whole process, so none is kept."""
     from tests.support.fallback import host_backend, sim_backend
 
-    yield "reference", host_backend()
-    yield "sim", sim_backend()
-    try:
-        import qiao_cpu
-    except ImportError:
-        return
-    yield "cpu", backend_of(qiao_cpu, "cpu", host=host_backend())
+    if name != "cpu":
+        return host_backend() if name == "reference" else sim_backend()
+    import qiao_cpu
+
+    return backend_of(qiao_cpu, "cpu", host=host_backend())
 
 
 def place(model: Path, backend: Backend, **options: Any) -> tuple[Plan, OpTable]:
