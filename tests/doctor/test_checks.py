@@ -36,10 +36,11 @@ SOUND: dict[str, Any] = {
     "torch": {"version": "2.9.0", "threads": 8, "cpu_capability": "AVX2"},
     "plugins": [],
     "device": {
-        "name": "reference:0",
-        "plugin": "reference",
-        "host": "reference",
+        "name": "cpu:0",
+        "plugin": "cpu",
+        "host": "cpu",
         "evidence": "chip",
+        "sdk": {"kernels": "avx2", "kernels_why": "score", "threads": "7 (8 cores, one left to the front end)"},
         "plan": {"total": {"bytes": 0}},
         "fallback": [],
     },
@@ -89,6 +90,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "plugin_crashed": ("warning", {"plugins": [{**PLUGIN, "status": "crashed"}]}),
     "no_device": ("error", {"device": {"error": "several plugins claim this machine"}}),
     "fallback": ("info", {"device": {"fallback": [{"operator": "attention", "reason": "missing"}]}}),
+    "slow_host": ("warning", {"device": {"plugin": "reference", "host": "reference"}}),
     "open_files": ("warning", {"limits": {"open_files": 1024}}),
     "no_compiler": ("info", {"system": {"compiler": ""}}),
     "port_busy": ("warning", {"port": {"busy": True}}),
@@ -125,6 +127,22 @@ def test_each_cause_gives_its_finding_with_a_remedy(name: str, language: str) ->
 def test_no_memory_and_a_broken_core_are_errors() -> None:
     assert [f.level for f in findings(changed({"memory": {"free": 100 << 20}}))] == ["error"]
     assert [f.level for f in findings(changed({"plugins": [{**PLUGIN, "distribution": "qiao"}]}))] == ["error"]
+
+
+def test_the_slow_host_counts_only_where_something_runs_on_it() -> None:
+    accelerator = {"plugin": "acme", "host": "reference"}
+    assert not findings(changed({"device": accelerator}))
+    rows = [{"operator": "attention", "reason": "missing"}]
+    assert [f.id for f in findings(changed({"device": {**accelerator, "fallback": rows}}))] == ["slow_host", "fallback"]
+
+
+@pytest.mark.parametrize("language", doctor.LANGUAGES)
+def test_what_the_kernels_use_and_why(language: str) -> None:
+    text = doctor.render(doctor.report(SOUND, language), language)
+    assert "avx2" in text and "7 (8 cores" in text and doctor.Catalog(language)("sdk.kernels_why.score") in text
+    forced = {**SOUND["device"], "sdk": {"kernels_why": "QIAO_CPU_ISA=scalar", "unknown": "never shown"}}
+    text = doctor.render(doctor.report(changed({"device": forced}), language), language)
+    assert "QIAO_CPU_ISA=scalar" in text and "never shown" not in text
 
 
 def test_the_worst_comes_first() -> None:

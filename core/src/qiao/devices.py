@@ -37,12 +37,16 @@ class KnownDevice:
 
 @dataclass(frozen=True, slots=True)
 class KnownPackages:
-    """``devices`` by name, plugins that can be the host, and name and module of the one that ships with the core."""
+    """``devices`` by name, plugins that can be the host, name and module of the one that ships with the core.
+
+    ``builtin_faster`` is the package that does the same work faster.
+    """
 
     hosts: tuple[str, ...]
     devices: dict[str, KnownDevice]
     builtin_name: str
     builtin_module: str
+    builtin_faster: str
 
 
 def known_packages() -> KnownPackages:
@@ -50,7 +54,8 @@ def known_packages() -> KnownPackages:
     text = files("qiao").joinpath("known_packages.json").read_text(encoding="utf-8")
     data: dict[str, Any] = json.loads(text)
     devices = {name: KnownDevice(entry["package"], entry["vendor"]) for name, entry in data["devices"].items()}
-    return KnownPackages(tuple(data["hosts"]), devices, data["builtin"]["name"], data["builtin"]["module"])
+    builtin = data["builtin"]
+    return KnownPackages(tuple(data["hosts"]), devices, builtin["name"], builtin["module"], builtin["faster"])
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

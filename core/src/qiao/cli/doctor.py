@@ -27,6 +27,10 @@ class Catalog:
         """The text ``key`` with its placeholders filled."""
         return self._texts[key].format(**values)
 
+    def __contains__(self, key: str) -> bool:
+        """Whether there is a text ``key``."""
+        return key in self._texts
+
 
 def language_of(environment: Mapping[str, str]) -> str:
     """``zh`` where the locale is Chinese (``LC_ALL`` before ``LC_MESSAGES`` before ``LANG``), else ``en``."""
@@ -114,6 +118,7 @@ def _runs(device: dict[str, Any], say: Catalog) -> list[str]:
     if not device or "error" in device:
         return []
     lines = [say("runs.device", device=device["name"], plugin=device["plugin"], evidence=device["evidence"])]
+    lines += _sdk(device["sdk"], say)
     if device["fallback"]:
         rows = ", ".join(f"{row['operator']} ({row['reason']})" for row in device["fallback"])
         lines.append(say("runs.some", host=device["host"], operators=rows))
@@ -123,6 +128,14 @@ def _runs(device: dict[str, Any], say: Catalog) -> list[str]:
     if moved:
         lines.append(say("runs.bytes", bytes=f"{moved / 2**20:.1f} MiB"))
     return lines
+
+
+def _sdk(sdk: Mapping[str, str], say: Catalog) -> list[str]:
+    """What a plugin declares of its software, where there is a text for it: one for the value itself or for any."""
+    keys = {
+        name: f"sdk.{name}.{value}" if f"sdk.{name}.{value}" in say else f"sdk.{name}" for name, value in sdk.items()
+    }
+    return [say(key, value=sdk[name]) for name, key in keys.items() if key in say]
 
 
 def _findings(told: dict[str, Any], say: Catalog) -> list[str]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from qiao.devices import known_packages
+
 ERROR, WARNING, INFO = "error", "warning", "info"
 
 LOW_MEMORY = 2 << 30
@@ -94,7 +96,11 @@ def _device(facts: dict[str, Any]) -> Iterator[Finding]:
     if "error" in device:
         yield Finding(ERROR, "no_device", {"reason": device["error"]})
         return
-    if fallback := device.get("fallback"):
+    fallback = device.get("fallback")
+    known = known_packages()
+    if device["host"] == known.builtin_name and (fallback or device["plugin"] == known.builtin_name):
+        yield Finding(WARNING, "slow_host", {"plugin": known.builtin_name, "package": known.builtin_faster})
+    if fallback:
         names = ", ".join(dict.fromkeys(row["operator"] for row in fallback))
         yield Finding(INFO, "fallback", {"device": device["name"], "operators": names})
 

@@ -82,6 +82,7 @@ def device_facts() -> dict[str, Any]:
         "plugin": plan.plugin,
         "host": plan.host,
         "evidence": backend.device.evidence,
+        "sdk": dict(backend.capabilities.sdk),
         "plan": plan.as_dict(),
         "fallback": [{"operator": r.operator, "reason": r.reason} for r in plan.fallback_rows],
     }

@@ -42,7 +42,7 @@ def capabilities(chip: str) -> Capabilities:
         kv_layouts=("HND",),
         kv_dtypes=("float32", "bfloat16", "float16"),
         schemes=("dense", "w4a16", "w8a16", "w8a8"),
-        sdk={"torch": str(torch.__version__), "kernels": native.isa()},
+        sdk={"torch": str(torch.__version__), **native.facts()},
         # int4 weights meet int8 activations where those are 16 bit, as bfloat16's own tolerance allows
         tolerances={("matmul", "float16"): Tolerance(3e-2, 3e-2)},
     )

@@ -207,6 +207,12 @@ def variants() -> dict[str, int]:
     return {name: int(score) for name, score, _ in (line.split(" ", 2) for line in lines)}
 
 
+def needs() -> dict[str, str]:
+    """What each instruction set of this build asks of a processor."""
+    lines = _LIBRARY.qiao_cpu_variants().decode().splitlines()
+    return {name: text for name, _, text in (line.split(" ", 2) for line in lines)}
+
+
 def isa() -> str:
     """The instruction set in use."""
     return str(_LIBRARY.qiao_cpu_isa().decode())
@@ -256,3 +262,20 @@ def start() -> str:
     set_threads(count, pinned_cpus(count))
     why = f"by {ISA_VARIABLE}" if wanted else "best of " + ", ".join(n for n, score in variants().items() if score)
     return f"{isa()} ({why}), {count} threads ({reason})"
+
+
+def facts() -> dict[str, str]:
+    """Instruction set and threads in use and why, and the other instruction sets of this build, for reports."""
+    start()
+    asked = os.environ.get(ISA_VARIABLE, "")
+    scores, wanted = variants(), needs()
+    usable = sorted((n for n, score in scores.items() if score and n != isa()), key=lambda n: -scores[n])
+    lacking = [f"{name} ({wanted[name]})" for name, score in scores.items() if not score]
+    found = {
+        "kernels": isa(),
+        "kernels_why": f"{ISA_VARIABLE}={asked}" if asked else "score",
+        "kernels_usable": ", ".join(usable),
+        "kernels_lacking": ", ".join(lacking),
+        "threads": f"{threads()} ({default_threads()[1]})",
+    }
+    return {key: value for key, value in found.items() if value}
