@@ -1,0 +1,224 @@
+"""``run``: start the servers of a model and format, measure them in turn, and keep every round."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .load import run_load
+from .processes import MemoryWatch, busy_seconds, cpu_seconds, peak_resident_mib
+from .servers import Peer, Server, Setting
+from .stats import median_of, summarise
+from .workload import WARM_UP, Cell, requests_of
+
+FAR_BEHIND = 0.6
+"""A peer below this share of the best peer of a cell in the first round is not measured there again."""
+
+ENOUGH = 0.8
+"""A peer whose rate in the 24-stream cell is below this share of what a Poisson cell asks for is not measured there."""
+
+SETTLE_SECONDS = 0.3
+
+
+@dataclass
+class Results:
+    """All that is known, written to ``path`` after each measurement so that a broken run loses nothing."""
+
+    path: Path
+    head: dict[str, Any]
+    starts: list[dict[str, Any]] = field(default_factory=list)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[dict[str, Any]] = field(default_factory=list)
+
+    def write(self) -> None:
+        """Replace the file."""
+        self.head["minutes"] = round((time.time() - self.head["started"]) / 60, 1)
+        data = {**self.head, "starts": self.starts, "runs": self.runs, "skipped": self.skipped}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(data, indent=1) + "\n")
+        part.replace(self.path)
+
+    def of(self, size: str, peer: str, cell: str) -> list[dict[str, Any]]:
+        """The rounds measured so far."""
+        return [run for run in self.runs if (run["size"], run["peer"], run["cell"]) == (size, peer, cell)]
+
+    def skip(self, **what: str) -> None:
+        """Note once what was not measured and why."""
+        if what not in self.skipped:
+            self.skipped.append(what)
+            say("  " + ", ".join(what.values()))
+            self.write()
+
+
+def say(text: str) -> None:
+    """A line of progress with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def figure_of(cell: str) -> str:
+    """The figure by which servers are compared in a cell: higher is better."""
+    return {"single": "decode_rate", "prefill": "prefill_rate"}.get(cell, "output_rate")
+
+
+def measure_group(
+    results: Results, setting: Setting, peers: list[Peer], cells: list[Cell], rounds: int, deadline: float
+) -> None:
+    """Measure ``peers`` (of one format) on a model: all are started, then each runs alone while the others are stopped.
+
+    Rounds take cells in order and servers in turn within a cell. After the first, a round starts only if one as long as
+    the last would end before ``deadline`` (``time.monotonic``).
+    """
+    with ExitStack() as stack:
+        servers = []
+        for peer in peers:
+            server = _start(results, setting, peer)
+            if server is not None:
+                stack.callback(server.stop)
+                servers.append(server)
+        for number in range(rounds):
+            start = time.monotonic()
+            for cell in cells:
+                for server in servers:
+                    if number == 0 or not _far_behind(results, setting.size, server.peer, servers, cell):
+                        _measure(results, setting.size, server, servers, cell, number)
+            if time.monotonic() * 2 - start > deadline and number + 1 < rounds:
+                results.skip(size=setting.size, format=peers[0].format, why=f"rounds after {number + 1}: no time left")
+                break
+
+
+def _start(results: Results, setting: Setting, peer: Peer) -> Server | None:
+    """The server, warmed up and paused, or None where it cannot run here; then its last words are kept."""
+    say(f"{setting.size}: starting {peer.name}")
+    logs = setting.place.root / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{setting.size}-{peer.name.replace(' ', '-')}.log"
+    try:
+        server = Server(peer, setting, log)
+    except (RuntimeError, OSError) as error:
+        results.skip(size=setting.size, format=peer.format, peer=peer.name, why=f"cannot run here: {error}")
+        return None
+    timings, _ = asyncio.run(run_load(server.port, requests_of(WARM_UP, setting.size, peer.name), 2, peer.body))
+    errors = [timing.error for timing in timings if timing.error]
+    if errors:
+        server.stop()
+        results.skip(size=setting.size, format=peer.format, peer=peer.name, why=f"cannot run here: {errors[0]}")
+        return None
+    results.starts.append(
+        {"size": setting.size, "format": peer.format, "peer": peer.name, "seconds": round(server.start_s, 2)}
+    )
+    say(f"  first answer after {server.start_s:.1f} s")
+    server.pause()
+    results.write()
+    return server
+
+
+def _far_behind(results: Results, size: str, peer: Peer, servers: Iterable[Server], cell: Cell) -> bool:
+    """Whether a peer's first round leaves no doubt that it is not the best one. Qiao is always measured."""
+    key = figure_of(cell.name)
+    others = [s.peer.name for s in servers if s.peer.product != "qiao"]
+    first = {name: median_of(results.of(size, name, cell.name)[:1], key) for name in others}
+    own, best = first.get(peer.name), max((rate for rate in first.values() if rate), default=0.0)
+    # At a rate that each server keeps up with, all make the same number of tokens a second: compare what users wait.
+    if cell.rate is not None:
+        waits = {name: median_of(results.of(size, name, cell.name)[:1], "ttft_mean_ms") for name in others}
+        mine, least = waits.get(peer.name), min((wait for wait in waits.values() if wait), default=0.0)
+        return mine is not None and mine * FAR_BEHIND > least
+    return own is not None and own < FAR_BEHIND * best
+
+
+def _overloaded(results: Results, size: str, server: Server, servers: Iterable[Server], cell: Cell) -> str | None:
+    """Why a Poisson cell is more than the server can do, or None. The best peer is measured whatever it can do."""
+    if cell.rate is None:
+        return None
+    rates = {s.peer.name: median_of(results.of(size, s.peer.name, "streams24"), "output_rate") for s in servers}
+    own = rates.get(server.peer.name)
+    best = max((rate for s in servers if s.peer.product != "qiao" and (rate := rates[s.peer.name])), default=0.0)
+    asked = cell.rate * sum(cell.output) / 2
+    if own is None or own >= asked * ENOUGH or own == best or server.peer.product == "qiao":
+        return None
+    return f"over its capacity: {own:.0f} tokens/s with 24 streams, {asked:.0f} asked for"
+
+
+def _measure(results: Results, size: str, server: Server, servers: list[Server], cell: Cell, number: int) -> None:
+    """One cell on one server."""
+    peer = server.peer
+    if (peer.cells is not None and cell.name not in peer.cells) or size not in cell.sizes:
+        return
+    why = _overloaded(results, size, server, servers, cell)
+    if why:
+        results.skip(size=size, format=peer.format, peer=peer.name, cell=cell.name, why=why)
+        return
+    requests = requests_of(cell, size, f"round {number}")
+    server.resume()
+    time.sleep(SETTLE_SECONDS)
+    before = busy_seconds() - cpu_seconds(server.pid) - sum(os.times()[:2])
+    with MemoryWatch(server.pid) as memory:
+        concurrency = None if cell.rate is not None else cell.concurrency
+        timings, wall = asyncio.run(run_load(server.port, requests, concurrency, peer.body))
+    others = busy_seconds() - cpu_seconds(server.pid) - sum(os.times()[:2]) - before
+    figures = summarise(timings, wall)
+    pairs = zip(timings, requests, strict=True)
+    wrong = sum(t.error is None and t.completion_tokens != r.output_tokens for t, r in pairs)
+    figures |= {
+        "size": size,
+        "format": peer.format,
+        "peer": peer.name,
+        "cell": cell.name,
+        "round": number,
+        "other_length": wrong,
+        "others_cpu": round(max(0.0, others) / wall / (os.cpu_count() or 1), 3),
+        "pss_mib": round(memory.peak_mib, 1),
+        "peak_rss_mib": round(peak_resident_mib(server.pid), 1),
+        "requests": [timing.as_dict() for timing in timings],
+    }
+    server.pause()
+    results.runs.append(figures)
+    results.write()
+    _say_run(figures)
+
+
+def _say_run(run: dict[str, Any]) -> None:
+    rate = run[figure_of(run["cell"])] or 0.0
+    first = run["ttft_mean_ms"] or 0.0
+    text = f"  {run['size']} {run['cell']:12} round {run['round']} {run['peer']:18} {rate:8.1f} tokens/s"
+    text += (
+        f", first token {first:7.0f} ms, {run['pss_mib']:6.0f} MiB, others {run['others_cpu']:.0%} of the processors"
+    )
+    if run["failed"] or run["other_length"]:
+        text += f"; {run['failed']} failed, {run['other_length']} of another length {run['errors']}"
+    say(text)
+
+
+def run_all(
+    results: Results,
+    setting: Setting,
+    peers: list[Peer],
+    sizes: list[str],
+    cells: list[Cell],
+    rounds: int,
+    minutes: float,
+) -> None:
+    """Measure every model and format, each within its share of what is left of ``minutes``."""
+    groups = [
+        (size, [peer for peer in peers if peer.format == name and size in peer.sizes])
+        for size in sizes
+        for name in dict.fromkeys(peer.format for peer in peers)
+    ]
+    groups = [(size, members) for size, members in groups if members]
+    weights = {"135m": 3.0, "1b": 2.0}
+    end = time.monotonic() + minutes * 60
+    for place, (size, members) in enumerate(groups):
+        now = time.monotonic()
+        share = weights[size] / sum(weights[other] for other, _ in groups[place:])
+        wanted = [cell for cell in cells if size in cell.sizes]
+        measure_group(results, replace(setting, size=size), members, wanted, rounds, now + (end - now) * share)
+    print(f"wrote {results.path}", file=sys.stderr)
