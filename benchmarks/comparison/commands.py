@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import sys
 import time
 from pathlib import Path
@@ -97,6 +98,7 @@ def run(asked: argparse.Namespace) -> None:
         qiao=(asked.qiao_python or REPOSITORY / ".venv" / "bin" / "python").absolute(),
         qiao_flags=tuple(shlex.split(asked.qiao_flags)),
     )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # an exception, so that the servers are ended too
     rounds = 1 if asked.quick else asked.rounds
     results = Results(asked.json, _head(setting, rounds, asked))
     peers = [peer for peer in PEERS if peer.product in products and peer.format in forms]
