@@ -34,7 +34,7 @@ def completion_body(request: Request) -> dict[str, Any]:
 
 def plain_body(request: Request) -> dict[str, Any]:
     """The same without fields that are not OpenAI's, for a server that refuses them; its model must know no end."""
-    return {"model": "m", "prompt": request.prompt, "max_tokens": request.output_tokens, "stream": True}
+    return {"prompt": request.prompt, "max_tokens": request.output_tokens, "stream": True}
 
 
 async def run_load(
