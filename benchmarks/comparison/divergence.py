@@ -46,7 +46,7 @@ class Divergence:
         self.loss -= float(q.gather(-1, targets[:, None]).sum())
 
     def figures(self) -> dict[str, float]:
-        """Under the names of ``LLAMA_FIGURES``; ``same_top`` in percent, ``kl_error`` the standard error of the mean."""
+        """Under the names of ``LLAMA_FIGURES``; ``same_top`` in percent, ``kl_error`` the mean's standard error."""
         values = torch.tensor(self.kl, dtype=torch.float64)
         count = len(self.kl)
         return {
@@ -62,7 +62,7 @@ class Divergence:
 
 
 def scored(chunk: int) -> slice:
-    """Positions of a chunk that count: the second half, so that each has context, less the last, which has no target."""
+    """Positions of a chunk that count: the second half, so that each has context, less the last, without target."""
     return slice(chunk // 2, chunk - 1)
 
 
