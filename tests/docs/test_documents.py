@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import json
 import re
@@ -19,6 +20,7 @@ from qiao.server.flags import flags as server_flags
 from qiao.server.flagtable import ALIASES, FIXED, IGNORED, SHORT
 from qiao.server.flagtext import FLAG_TEXT
 
+from benchmarks.comparison.commands import parser as peers_parser
 from tests.support.source import ROOT, relative
 from tools import docs
 
@@ -87,13 +89,19 @@ def known_flags() -> dict[str, set[str]]:
     known = [f"--{name.replace('_', '-')}" for name in (*server_flags(), *ALIASES, *FIXED, *IGNORED, "config", "help")]
     negated = [f"--no-{flag.option[2:]}" for flag in server_flags().values() if flag.kind == "bool"]
     serve = {*known, *negated, *SHORT, "-h"}
-    return flags | {"serve": serve}
+    return flags | {"serve": serve, "benchmarks/peers.py": peers_flags()}
+
+
+def peers_flags() -> set[str]:
+    """Flags of the comparison's subcommands."""
+    subcommands = next(a for a in peers_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return {option for command in subcommands.choices.values() for option in command._option_string_actions}
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p not in GENERATED], ids=relative)
 def test_commands_and_flags_exist(page: Path) -> None:
     flags = known_flags()
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     wrong = []
     for words in command_lines(page):
         if words[0] == "make" and len(words) > 1:
