@@ -6,7 +6,7 @@
 
 namespace qiao {
 
-enum Type : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+enum Type : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kSigned8 = 3 };  // kSigned8: of a cache only
 
 struct Rows {  // rows of one type, the last dimension contiguous
   void* data;
@@ -21,12 +21,15 @@ struct Heads {  // [T, heads, D] with D contiguous
 };
 
 // Keys lie transposed inside a block: [block][head][D][tokens padded], so that a vector holds neighbouring tokens and
-// scores need no sums across lanes. Values are [block][head][token][D padded].
+// scores need no sums across lanes. Values are [block][head][token][D padded]. A cache of kSigned8 has a scale for each
+// token and head, [block][head][token]: the vector is its codes -127..127 times that.
 struct Cache {
   void *key, *value;
   int type, heads, size, block;   // size: D; block: tokens of a block
   long key_block, key_head, key_dim;
   long value_block, value_head, value_token;
+  float *key_scale, *value_scale;
+  long scale_block, scale_head;
 };
 
 enum Weight : int { kDense = 0, kInt8 = 1, kInt4 = 2 };

@@ -1,8 +1,8 @@
-// Norms, rotation, gates, single elements, and writing to the cache.
+// Norms, rotation, gates and single elements.
 #pragma once
 #include <atomic>
 
-#include "rows.h"
+#include "cache.h"
 
 namespace qiao {
 namespace QIAO_VARIANT {
@@ -149,11 +149,6 @@ inline void rotate_neighbours(T* head, const float* cos, const float* sin, int p
   }
 }
 
-template <class T>
-inline T* head_of(const Heads& h, long token, long head) {
-  return static_cast<T*>(h.data) + token * h.token + head * h.head;
-}
-
 inline void rotate(const Heads& h, const RotaryArgs& a, int token, int heads) {
   const float *cos = a.cos + token * a.cos_stride, *sin = a.sin + token * a.sin_stride;
   with_type(h.type, [&](auto t) {
@@ -165,30 +160,6 @@ inline void rotate(const Heads& h, const RotaryArgs& a, int token, int heads) {
   });
 }
 
-template <class From, class To>
-inline void write_vectors(const Cache& c, const From* key, const From* value, long block, long offset, int head) {
-  To* k = static_cast<To*>(c.key) + block * c.key_block + head * c.key_head + offset;
-  To* v = static_cast<To*>(c.value) + block * c.value_block + head * c.value_head + offset * c.value_token;
-  To lanes[W];
-  for (int d = 0; d < c.size; d += W) {
-    const int n = smaller(W, c.size - d);
-    store(lanes, load_n(key + d, n));
-    for (int i = 0; i < n; ++i) k[(d + i) * c.key_dim] = lanes[i];
-    store_n(v + d, load_n(value + d, n), n);
-  }
-}
-
-inline void write_token(const Heads& key, const Heads& value, const Cache& c, int64_t slot, int token) {
-  if (slot < 0) return;
-  for (int h = 0; h < c.heads; ++h)
-    with_type(key.type, [&](auto from) {
-      with_type(c.type, [&](auto to) {
-        using T = decltype(from);
-        write_vectors<T, decltype(to)>(c, head_of<T>(key, token, h), head_of<T>(value, token, h), slot / c.block, slot % c.block, h);
-      });
-    });
-}
-
 inline void rotary(const RotaryArgs& a) {
   over_rows(a.tokens, 4L * (a.heads + 2 * a.kv_heads) * a.size, [&](int first, int last) {
     for (int t = first; t < last; ++t) {
@@ -197,20 +168,6 @@ inline void rotary(const RotaryArgs& a) {
       if (a.value.data) write_token(a.key, a.value, a.cache, a.slots[t], t);
     }
   });
-}
-
-inline void write(const Heads& key, const Heads& value, const Cache& c, const int64_t* slots, int tokens) {
-  over_rows(tokens, 4L * c.heads * c.size, [&](int first, int last) {
-    for (int t = first; t < last; ++t) write_token(key, value, c, slots[t], t);
-  });
-}
-
-inline void copy_blocks(const Cache& c, const int64_t* from, const int64_t* to, int count, long key_bytes, long value_bytes) {
-  auto task = [&](int i) {
-    memcpy(static_cast<char*>(c.key) + to[i] * key_bytes, static_cast<char*>(c.key) + from[i] * key_bytes, key_bytes);
-    memcpy(static_cast<char*>(c.value) + to[i] * value_bytes, static_cast<char*>(c.value) + from[i] * value_bytes, value_bytes);
-  };
-  parallel(count, task);
 }
 
 // The lowest id with the highest logit.

@@ -15,6 +15,13 @@ inline void with_type(int type, Function&& function) {
   else function(f16{});
 }
 
+// As with_type, for what a cache may hold.
+template <class Function>
+inline void with_cache_type(int type, Function&& function) {
+  if (type == kSigned8) function(int8_t{});
+  else with_type(type, function);
+}
+
 // Calls function with a constant of the run-time value n, 1 <= n <= Most.
 template <int N> struct Constant { static constexpr int value = N; };
 template <int Most, class Function>
@@ -23,6 +30,16 @@ inline void with_constant(int n, Function&& function) {
     if (n < Most) return with_constant<Most - 1>(n, function);
   }
   function(Constant<Most>{});
+}
+
+// Calls function with the constants 0..N-1: a loop that is unrolled for sure, so that arrays it indexes stay in registers.
+#define QIAO_INLINE __attribute__((always_inline))
+template <int N, class Function>
+QIAO_INLINE inline void each(Function&& function) {
+  if constexpr (N > 0) {
+    each<N - 1>(function);
+    function(Constant<N - 1>{});
+  }
 }
 
 template <class T>

@@ -22,6 +22,9 @@ ISA_VARIABLE = "QIAO_CPU_ISA"
 TYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """``enum Type`` of kernels.h."""
 
+CACHE_TYPES: dict[torch.dtype, int] = {**TYPES, torch.int8: 3}
+"""Those that a cache may have."""
+
 
 class Heads(ctypes.Structure):
     """``struct Heads``: [T, heads, D]."""
@@ -37,6 +40,8 @@ class Cache(ctypes.Structure):
         ("value", c_void_p),
         *((name, c_int) for name in ("type", "heads", "size", "block")),
         *((name, c_long) for name in ("key_block", "key_head", "key_dim", "value_block", "value_head", "value_token")),
+        *((name, c_void_p) for name in ("key_scale", "value_scale")),
+        *((name, c_long) for name in ("scale_block", "scale_head")),
     )
 
 
