@@ -103,6 +103,29 @@ def test_the_cache_has_the_dtype_of_the_model(rand: Path) -> None:
     assert (full.dtype, half.dtype) == (torch.float32, torch.bfloat16)
 
 
+def test_the_cache_has_the_dtype_that_the_user_chose(rand: Path) -> None:
+    auto, codes, half = (
+        build_engine(
+            _args(rand, dtype="float32", kv_cache_dtype=d, num_gpu_blocks_override=None, kv_cache_memory_bytes=1 << 20)
+        )
+        for d in ("auto", "int8", "bfloat16")
+    )
+    assert [x.info.kv_cache_dtype for x in (auto, codes, half)] == ["float32", "int8", "bfloat16"]
+    assert [x.info.dtype for x in (auto, codes, half)] == ["float32"] * 3
+    shape = auto.plan.shape
+    size = shape.attention[0].head_dim
+    assert codes.info.num_blocks == pytest.approx(auto.info.num_blocks * 4 * size / (size + 4), rel=0.02)
+    assert half.info.num_blocks == pytest.approx(auto.info.num_blocks * 2, rel=0.02)
+    assert codes.engine.config.dtype == torch.int8
+
+
+@pytest.mark.parametrize(("name", "said"), [("fp8", "int8"), ("fp8_e4m3", "int8"), ("int4", "must be one of auto,")])
+def test_a_dtype_that_no_cache_has_is_refused(rand: Path, name: str, said: str) -> None:
+    with pytest.raises(ParameterError, match=said) as raised:
+        _args(rand, kv_cache_dtype=name)
+    assert raised.value.field == "kv_cache_dtype"
+
+
 def test_hf_overrides_reach_the_model(rand: Path) -> None:
     built = build_engine(_args(rand, hf_overrides={"max_position_embeddings": 64}))
     assert built.info.max_model_len == 64

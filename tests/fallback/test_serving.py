@@ -48,6 +48,15 @@ def test_a_checkpoint_on_the_second_device(folder, drop):
     assert {o["operator"] for o in built.info.plan["operators"] if o["gap"]} >= set(drop) & {"attention"}
 
 
+def test_a_cache_that_the_device_lacks_lies_on_the_host_by_the_policy(folder):
+    wanted = tokens(build(folder, device="reference", kv_cache_dtype="int8").engine)
+    built = build(folder, device="sim", kv_cache_dtype="int8", fallback="allow")
+    assert built.info.plan["kv"]["place"] != "sim" and built.info.kv_cache_dtype == "int8"
+    assert tokens(built.engine) == wanted
+    with pytest.raises(PlanRefusedError, match="not of int8: set --kv-cache-dtype"):
+        build(folder, device="sim", kv_cache_dtype="int8", fallback="deny")
+
+
 def test_deny_refuses_before_any_weight_is_read(folder, monkeypatch):
     monkeypatch.setattr("qiao.build.iter_weights", lambda *a, **k: pytest.fail("weights were read"))
     with pytest.raises(PlanRefusedError, match=r"attention \(left out by --drop\)"):

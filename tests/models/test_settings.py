@@ -1,5 +1,7 @@
 """Configs: what is missing or contradictory is named with its field and file."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers
@@ -47,6 +49,7 @@ def test_shape_of_llama_3_8b():
     )
     assert (shape.dtype, shape.max_position, shape.num_layers) == ("bfloat16", 8192, 32)
     assert shape.kv_bytes_per_token(2) == 131072
+    assert replace(shape, kv_dtype="int8").kv_bytes_per_token(1) == 65536 + 32 * 2 * 8 * 4  # codes, then scales
     parameters = sum(x.in_features * x.out_features * x.count for x in shape.linears)
     assert parameters + 128256 * 4096 + 65 * 4096 == 8_030_261_248, "the published parameter count"
 

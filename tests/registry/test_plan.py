@@ -137,6 +137,20 @@ def test_declared_limits_move_the_group(capabilities, groups, said):
     assert any(said in r.reason for r in made.fallback_rows)
 
 
+def test_a_cache_of_codes():
+    floats = device(kv_dtypes=("bfloat16", "float32"))
+    codes = replace(llama(), kv_dtype="int8")
+    moved = plan(floats, codes)
+    assert on_host(moved) == {"KV"}
+    said = "keeps a cache of bfloat16, float32, not of int8: set --kv-cache-dtype"
+    assert any(said in r.reason for r in moved.fallback_rows)
+    assert moved.as_dict()["kv"]["dtype"] == "int8" and "int8, layout" in moved.render()
+    assert on_host(plan(floats, replace(codes, kv_dtype="float32"))) == set()
+    kept = plan(floats, codes, drop=["attention"], keep=["KV"])
+    cache = LAYERS * BATCH * CONTEXT * 2 * KV_HEADS * (SIZE + 4)  # a byte a code, four a scale
+    assert row(kept, "attention").price.bytes_to_host == cache + LAYERS * BATCH * HEADS * SIZE * 2
+
+
 def test_block_sizes():
     backend = device(block_sizes=(32, 128))
     assert plan(backend).block_size == 32 and on_host(plan(backend)) == set()  # the core picks

@@ -84,8 +84,9 @@ def test_old_and_foreign_flags() -> None:
     assert len(parsed.notes) == 2
     with pytest.raises(ParameterError, match="--tensor-parallel-size: only 1 is possible"):
         parse(["M", "-tp", "2"])
-    with pytest.raises(ParameterError, match="--kv-cache-dtype"):
+    with pytest.raises(ParameterError, match=r"kv.cache.dtype.*fp8.*int8"):
         parse(["M", "--kv-cache-dtype", "fp8"])
+    assert parse(["M", "--kv-cache-dtype", "int8"]).engine.kv_cache_dtype == "int8"
 
 
 def test_config_file_and_the_command_line_over_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import qiao_cpu
 import torch
 from qiao.contract import AttentionMetadata, KVCache, PackedWeight, WeightInfo
+from qiao_conformance import oracle
 
 SCHEMES = ("dense", "w8a16", "w8a8", "w4a16")
 
@@ -54,7 +55,7 @@ def linear(scheme, outputs, inputs, dtype=torch.float32, group=-1, seed=0, half_
 
 @dataclass
 class Batch:
-    """Sequences over one cache: ``keys[i]``, ``values[i]`` [length, K, D] as stored, ``queries[i]`` [length, H, D]."""
+    """Sequences over one cache: ``keys[i]``, ``values[i]`` [length, K, D] as written, ``queries[i]`` [length, H, D]."""
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
@@ -83,9 +84,11 @@ class Batch:
         out = qiao_cpu.attention(query, self.cache, metadata, scale, self.window, self.soft_cap)
         return list(out.split(counts))
 
-    def exact(self, sequence):
-        """All positions of one sequence in float64."""
+    def exact(self, sequence, kept=None):
+        """All positions of one sequence in float64; ``kept`` names the cache's dtype, whose rounding it then shares."""
         query, key, value = (x[sequence].double() for x in (self.queries, self.keys, self.values))
+        if kept is not None:
+            key, value = (oracle.stored(x[sequence], kept) for x in (self.keys, self.values))
         group = query.shape[1] // key.shape[1]
         key, value = (x.repeat_interleave(group, 1) for x in (key, value))
         scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
@@ -98,15 +101,16 @@ class Batch:
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), value)
 
 
-def batch(lengths, heads, kv_heads, size, block, dtype=torch.float32, seed=0, **options):
+def batch(lengths, heads, kv_heads, size, block, dtype=torch.float32, seed=0, kept=None, **options):
     """Random sequences written to shuffled blocks; unused slots hold NaN, which must never be read into a result."""
     g = generator(seed)
     counts = [-(-n // block) for n in lengths]
     order = (torch.randperm(sum(counts), generator=g) + 1).tolist()
-    cache = qiao_cpu.allocate_kv(sum(counts) + 1, block, kv_heads, size, dtype, "HND", "cpu")
-    for part in (cache.key, cache.value):
-        storage = torch.empty(0, dtype=dtype).set_(part.untyped_storage())
-        storage.fill_(float("nan"))
+    cache = qiao_cpu.allocate_kv(sum(counts) + 1, block, kv_heads, size, kept or dtype, "HND", "cpu")
+    for part in (cache.key, cache.value, cache.key_scale, cache.value_scale):
+        if part is not None:
+            storage = torch.empty(0, dtype=part.dtype).set_(part.untyped_storage())
+            storage.fill_(float("nan") if part.dtype.is_floating_point else 99)
     made = Batch([], [], [], cache, [], **options)
     for length, count in zip(lengths, counts, strict=True):
         own, order = order[:count], order[count:]

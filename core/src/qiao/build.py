@@ -65,12 +65,14 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
     config = load_config(files, args.trust_remote_code, args.hf_overrides)
     quantized = {} if args.quantization == "none" else quantized_weights(files)
     shape = shape_for(config, args.dtype, backend.capabilities, quantized)
+    if args.kv_cache_dtype != "auto":
+        shape = replace(shape, kv_dtype=args.kv_cache_dtype)
     wanted = _context(args, shape)
     counters = FallbackCounters()
     plan, ops = place(shape, backend, args, counters)
     model, seconds = _load(files, config, shape, ops, args, quantized)
     logger.info("weights of %s loaded in %.1f s", args.model, seconds)
-    kv_dtype = dtype_of(shape.dtype)
+    kv_dtype = dtype_of(shape.cache_dtype)
     size = _size_cache(args, shape, plan, ops, wanted, kv_dtype)
     logger.info(size.explanation)
     max_model_len = _fit_context(wanted, size, plan.block_size)
@@ -84,6 +86,7 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
         max_num_seqs=args.max_num_seqs,
         max_num_queued=args.max_num_queued_reqs,
         dtype=shape.dtype,
+        kv_cache_dtype=shape.cache_dtype,
         kv_explanation=size.explanation,
         plan=plan.as_dict(),
     )

@@ -10,6 +10,8 @@ from qiao.errors import ParameterError
 _POSITIVE = ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs")
 _OPTIONAL_POSITIVE = ("block_size", "max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "threads")
 _DTYPES = ("auto", "float32", "float16", "bfloat16", "half", "float")
+KV_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
+"""What ``kv_cache_dtype`` may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +23,8 @@ class EngineArgs:
     ``gpu_memory_utilization`` is the share of a device's memory that weights and cache may take; None means 0.9, and
     0.25 of what is free where the cache lies on the host, whose memory others share. ``fallback_budget`` is in bytes a
     step. ``drop`` leaves hooks of the plugin unused, to try what a gap costs. Sizes are in bytes, times in seconds.
-    ``block_size`` in tokens; None takes what the device allows nearest to 16.
+    ``block_size`` in tokens; None takes what the device allows nearest to 16. ``kv_cache_dtype``: see ``KV_DTYPES``,
+    ``auto`` is the model's own.
 
     Raises ``ParameterError`` naming the field.
     """
@@ -49,6 +52,7 @@ class EngineArgs:
     drop: tuple[str, ...] = ()
     block_size: int | None = None
     gpu_memory_utilization: float | None = None
+    kv_cache_dtype: str = "auto"
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
@@ -85,12 +89,22 @@ class EngineArgs:
             raise ParameterError("scheduling_policy", f"must be fcfs or priority, got {self.scheduling_policy!r}")
         if self.dtype.removeprefix("torch.") not in _DTYPES:
             raise ParameterError("dtype", f"must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
+        self._check_kv_dtype()
         if not self.enable_chunked_prefill and self.max_model_len and self.max_num_batched_tokens < self.max_model_len:
             raise ParameterError(
                 "max_num_batched_tokens",
                 f"without chunked prefill it must be at least max_model_len ({self.max_model_len}), "
                 f"got {self.max_num_batched_tokens}",
             )
+
+    def _check_kv_dtype(self) -> None:
+        name = self.kv_cache_dtype
+        if name.startswith("fp8"):
+            raise ParameterError(
+                "kv_cache_dtype", f"{name!r} is not supported yet; int8 takes the same memory and is more exact"
+            )
+        if name not in KV_DTYPES:
+            raise ParameterError("kv_cache_dtype", f"must be one of {', '.join(KV_DTYPES)}, got {name!r}")
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

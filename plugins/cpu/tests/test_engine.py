@@ -57,16 +57,24 @@ def test_greedy_tokens_equal_the_reference_plugins(folder):
     assert tokens == run(folder, PROMPTS, "reference")[1]
 
 
+@pytest.mark.parametrize("kept", ["int8", "float16"])
+def test_greedy_tokens_over_another_cache_equal_the_reference_plugins(folder, kept):
+    built, tokens, _ = run(folder, PROMPTS, "cpu", kv_cache_dtype=kept)
+    assert built.info.plan["kv"] == {**built.info.plan["kv"], "place": "cpu", "dtype": kept}
+    assert tokens == run(folder, PROMPTS, "reference", kv_cache_dtype=kept)[1]
+
+
 def test_numbers_do_not_depend_on_batch_or_chunks(folder, threads):
-    for dtype in ("float32", "bfloat16"):
-        _, tokens, values = run(folder, PROMPTS, "cpu", dtype=dtype)
+    for dtype, kept in (("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int8")):
+        kind = {"dtype": dtype, "kv_cache_dtype": kept}
+        _, tokens, values = run(folder, PROMPTS, "cpu", **kind)
         assert all(len(row) == COUNT for row in values)
         threads(3)
-        _, chunked, chunked_values = run(folder, PROMPTS, "cpu", dtype=dtype, max_num_batched_tokens=16)
+        _, chunked, chunked_values = run(folder, PROMPTS, "cpu", **kind, max_num_batched_tokens=16)
         assert (chunked, chunked_values) == (tokens, values)
         threads(1)
         for i, prompt in enumerate(PROMPTS):
-            _, alone, alone_values = run(folder, [prompt], "cpu", dtype=dtype)
+            _, alone, alone_values = run(folder, [prompt], "cpu", **kind)
             assert (alone[0], alone_values[0]) == (tokens[i], values[i])
 
 

@@ -49,12 +49,22 @@ def test_dense_products_of_any_shape(threads, data):
     torch.testing.assert_close(alone.double(), x.double() @ made.value.T, atol=3e-2, rtol=3e-2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+KINDS = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float32, torch.float16),
+    (torch.float32, torch.int8),
+    (torch.bfloat16, torch.int8),
+]
+"""dtypes of activations and of the cache"""
+
+
+@pytest.mark.parametrize(("dtype", "kept"), KINDS, ids=str)
 @pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (150, 2.0)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (2, 2)])
-def test_attention(isa, threads, heads, kv_heads, window, soft_cap, dtype):
+def test_attention(isa, threads, heads, kv_heads, window, soft_cap, dtype, kept):
     lengths = [700, 40, 3, 257]
-    made = batch(lengths, heads, kv_heads, 48, 16, dtype, window=window, soft_cap=soft_cap)
+    made = batch(lengths, heads, kv_heads, 48, 16, dtype, kept=kept, window=window, soft_cap=soft_cap)
     threads(1)
     whole = [made.step([(i, 0, n)])[0] for i, n in enumerate(lengths)]
     for count in (1, 2, 3):
@@ -73,7 +83,9 @@ def test_attention(isa, threads, heads, kv_heads, window, soft_cap, dtype):
 @given(cuts=st.lists(st.integers(1, 399), max_size=6, unique=True), data=st.data())
 def test_however_a_prefill_is_cut(threads, cuts, data):
     window = data.draw(st.sampled_from([0, 70]))
-    made = batch([400, 90], 6, 2, 32, 16, torch.bfloat16, window=window)
+    kept = data.draw(st.sampled_from([torch.bfloat16, torch.float32, torch.int8]))
+    block = data.draw(st.sampled_from([16, 5]))
+    made = batch([400, 90], 6, 2, 32, block, torch.bfloat16, kept=kept, window=window)
     threads(1)
     whole = made.step([(0, 0, 400)])[0]
     threads(data.draw(st.sampled_from([1, 2, 4])))

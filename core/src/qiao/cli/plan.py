@@ -34,6 +34,9 @@ def plan(
     context: Annotated[int, typer.Option("--context", min=1, help="Cached tokens of each sequence.")] = 2048,
     prefill: Annotated[int | None, typer.Option("--prefill", min=1, help="New tokens in the step, all told.")] = None,
     block_size: Annotated[int | None, typer.Option("--block-size", min=1, help="Tokens in a KV block.")] = None,
+    kv_cache_dtype: Annotated[
+        str, typer.Option("--kv-cache-dtype", help="auto (the model's), float32, bfloat16, float16, int8.")
+    ] = "auto",
     bandwidth: Annotated[float, typer.Option("--bandwidth", min=0.001, help="Assumed bus speed, GB/s.")] = 25.0,
     sync_us: Annotated[float, typer.Option("--sync-us", min=0.0, help="Assumed time of one wait, us.")] = 15.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
@@ -42,7 +45,7 @@ def plan(
     from qiao.registry import Policy, Rates, make_plan, planning_backend
     from qiao.server.values import parse_int
 
-    shape = read_shape(model, dtype)
+    shape = with_kv_dtype(read_shape(model, dtype), kv_cache_dtype)
     budget = None if fallback_budget is None else parse_int("--fallback-budget", fallback_budget)
     policy = Policy.parse(fallback, budget)
     made = make_plan(
@@ -88,6 +91,15 @@ def read_shape(model: str, dtype: str = "auto") -> ModelShape:
     if name not in ("float32", "bfloat16", "float16"):
         raise ParameterError("--dtype", f"must be auto, float32, bfloat16 or float16, got {dtype!r}")
     return replace(shape, dtype=name)
+
+
+def with_kv_dtype(shape: ModelShape, name: str) -> ModelShape:
+    """``shape`` with the KV cache's dtype. Raises ``ParameterError`` for an unknown one."""
+    from qiao.config import KV_DTYPES
+
+    if name not in KV_DTYPES:
+        raise ParameterError("--kv-cache-dtype", f"must be one of {', '.join(KV_DTYPES)}, got {name!r}")
+    return shape if name == "auto" else replace(shape, kv_dtype=name)
 
 
 def _read_model(model: str) -> tuple[dict[str, Any], Mapping[str, QuantizedWeight]]:

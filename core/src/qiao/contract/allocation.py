@@ -22,8 +22,9 @@ class AllocationSpec:
         layout: str,
         device: str,
     ) -> KVCache:
-        """One layer's cache in a layout that the plugin declared. Contents need not be zero.
+        """One layer's cache in a layout and dtype that the plugin declared. Contents need not be zero.
 
+        ``torch.int8`` comes with scales, see ``KVCache``; all hooks of the group then read and write both.
         Raises ``torch.OutOfMemoryError`` where the device is full.
         """
         raise NotImplementedError

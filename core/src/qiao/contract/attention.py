@@ -20,7 +20,10 @@ class AttentionSpec:
 
     @hookspec
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, cache: KVCache, slot_mapping: torch.Tensor) -> None:
-        """Store ``key`` and ``value`` [T, K, D] at ``slot_mapping`` [T] int64; -1 is skipped. Writes nothing else."""
+        """Store ``key`` and ``value`` [T, K, D] at ``slot_mapping`` [T] int64; -1 is skipped. Writes nothing else.
+
+        They are rounded to the cache's dtype; for int8 see ``KVCache``.
+        """
         raise NotImplementedError
 
     @hookspec

@@ -40,7 +40,8 @@ class AttentionShape:
 class ModelShape:
     """A decoder as the plan sees it, read from its config alone.
 
-    ``fused_calls`` counts per step how often each light operator runs, by hook name.
+    ``fused_calls`` counts per step how often each light operator runs, by hook name. ``kv_dtype`` is the cache's where
+    the user chose another than the model's own.
     """
 
     architecture: str
@@ -52,6 +53,12 @@ class ModelShape:
     linears: tuple[LinearShape, ...]
     fused_calls: tuple[tuple[str, int], ...] = ()
     experts_per_token: int = 0
+    kv_dtype: str = ""
+
+    @property
+    def cache_dtype(self) -> str:
+        """The dtype of the KV cache."""
+        return self.kv_dtype or self.dtype
 
     @property
     def num_layers(self) -> int:
@@ -63,9 +70,15 @@ class ModelShape:
         """Weight schemes in use, in order of first use."""
         return tuple(dict.fromkeys(x.scheme for x in self.linears))
 
+    @property
+    def kv_scale_bytes(self) -> int:
+        """What the cache keeps beside each head's key or value of a token: an int8 one's scale; see ``KVCache``."""
+        return 4 if self.cache_dtype == "int8" else 0
+
     def kv_bytes_per_token(self, element_size: int) -> int:
-        """Bytes of cache that one token takes over all layers."""
-        return sum(2 * a.count * a.num_kv_heads * a.head_dim for a in self.attention) * element_size
+        """Bytes of cache that one token takes over all layers, scales included."""
+        scale = self.kv_scale_bytes
+        return sum(2 * a.count * a.num_kv_heads * (a.head_dim * element_size + scale) for a in self.attention)
 
 
 @dataclass(frozen=True, slots=True)

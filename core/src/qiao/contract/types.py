@@ -61,7 +61,8 @@ class Capabilities:
 
     An empty ``block_sizes`` or ``head_dims`` means "any". ``dtypes`` and ``kv_dtypes`` are torch names without
     the prefix (``"bfloat16"``). ``kv_layouts`` is in order of preference: ``NHD`` is
-    [blocks, block_size, K, D], ``HND`` is [blocks, K, block_size, D], ``NZ`` is the vendor's own. ``schemes``
+    [blocks, block_size, K, D], ``HND`` is [blocks, K, block_size, D], ``NZ`` is the vendor's own. A cache of each
+    of ``kv_dtypes`` (empty: ``dtypes``) works with activations of each of ``dtypes``. ``schemes``
     are the weight formats that ``matmul`` takes. ``tolerances`` loosens the catalog's by (hook, dtype).
     """
 
@@ -83,12 +84,19 @@ class KVCache:
 
     With layout ``NHD`` both tensors are [blocks, block_size, K, D]; with ``HND`` [blocks, K, block_size, D];
     with ``NZ`` only the plugin knows. Core never reads the tensors, it only hands them to hooks of the same group.
+
+    An int8 cache holds for each token and key head D codes and one float32 scale, in ``key_scale`` and ``value_scale``
+    of the same shape without D: ``scale = max|x| / 127`` and ``code = x / scale`` in float32, rounded to the nearest,
+    ties to even, and limited to -127..127; the vector stands for ``code * scale``. Where all of x is 0 so is the scale;
+    where some of x is not finite the scale is NaN, so that a bad vector spoils what reads it and nothing else.
     """
 
     key: torch.Tensor
     value: torch.Tensor
     block_size: int
     layout: str
+    key_scale: torch.Tensor | None = None
+    value_scale: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     max_num_seqs: int
     max_num_queued: int
     dtype: str
+    kv_cache_dtype: str = ""
     kv_explanation: str = ""
     plan: dict = {}  # type: ignore[type-arg]
 

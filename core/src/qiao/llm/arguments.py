@@ -51,7 +51,6 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "data_parallel_size": (1,),
     "enable_expert_parallel": (False,),
     "cpu_offload_gb": (0,),
-    "kv_cache_dtype": ("auto",),
     "enable_lora": (False,),
     "speculative_config": (None,),
     "kv_transfer_config": (None,),
@@ -110,9 +109,11 @@ def _converted(values: dict[str, Any]) -> dict[str, Any]:
             raise ParameterError(name, "must be a dict; a function is not supported")
         if name in result:
             result[name] = dict(result[name] or {})
-    for name in ("dtype", "device"):
+    for name in ("dtype", "device", "kv_cache_dtype"):
         if name in result:
             result[name] = str(result[name])
+    if "kv_cache_dtype" in result:
+        result["kv_cache_dtype"] = result["kv_cache_dtype"].removeprefix("torch.")
     return result
 
 

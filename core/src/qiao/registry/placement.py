@@ -226,8 +226,10 @@ def _cache_gap(shape: ModelShape, backend: Backend, block_size: int) -> str:
     gap = _dtype_gap(shape.dtype, can.dtypes, backend)
     if gap:
         return gap
-    if can.kv_dtypes and shape.dtype not in can.kv_dtypes:
-        return f"{backend.plugin} keeps a cache of {', '.join(can.kv_dtypes)}, not of {shape.dtype}"
+    kept = can.kv_dtypes or can.dtypes
+    if shape.cache_dtype not in kept:
+        remedy = ": set --kv-cache-dtype" if shape.kv_dtype else ""
+        return f"{backend.plugin} keeps a cache of {', '.join(kept)}, not of {shape.cache_dtype}{remedy}"
     if not can.kv_layouts:
         return f"{backend.plugin} declares no KV layout"
     if can.block_sizes and block_size not in can.block_sizes:

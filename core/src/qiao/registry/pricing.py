@@ -166,10 +166,10 @@ def kept_state_price(spec: OpSpec, scheme: str, shape: ModelShape, step: StepSha
     The cache: all that the step reads of it goes to the host, or what it writes comes back. A weight: all of it.
     """
     names = {operand.name for operand in spec.args if operand.place == "state"}
-    size = element_size(shape.dtype)
     total = Price()
     for a in shape.attention if "cache" in names else ():
-        width = 2 * a.count * a.num_kv_heads * a.head_dim * size
+        vector = a.head_dim * element_size(shape.cache_dtype) + shape.kv_scale_bytes
+        width = 2 * a.count * a.num_kv_heads * vector
         if "cache" in spec.mutates:
             total += Price(copies_to_device=2 * a.count, bytes_to_device=step.tokens * width, syncs=a.count)
         else:

@@ -144,9 +144,9 @@ def _metadata(device: str, decode: bool) -> AttentionMetadata:
     )
 
 
-def _new_cache(table: OpTable, plan: Plan, shape: AttentionShape, dtype: torch.dtype) -> KVCache:
+def _new_cache(table: OpTable, plan: Plan, shape: AttentionShape) -> KVCache:
     sizes = (2, plan.block_size, shape.num_kv_heads, shape.head_dim)
-    return table.allocate_kv(*sizes, dtype, table.kv_layout, table.kv_device)
+    return table.allocate_kv(*sizes, getattr(torch, plan.shape.cache_dtype), table.kv_layout, table.kv_device)
 
 
 def _slots(plan: Plan, device: str) -> torch.Tensor:
@@ -164,7 +164,7 @@ def _attention_calls(
     options = (size**-0.5, shape.sliding_window, shape.soft_cap)
 
     def allocate() -> None:
-        cache = _is_a(KVCache, _new_cache(table, plan, shape, dtype))
+        cache = _is_a(KVCache, _new_cache(table, plan, shape))
         if (cache.layout, cache.block_size) != (table.kv_layout, plan.block_size):
             raise TypeError(
                 f"returned layout {cache.layout} and blocks of {cache.block_size}, "
@@ -203,7 +203,7 @@ def _rope_write_call(table: OpTable, plan: Plan, shape: AttentionShape, dtype: t
     def call() -> None:
         if table.rope_write_kv is None:
             return
-        cache = _new_cache(table, plan, shape, dtype)
+        cache = _new_cache(table, plan, shape)
         query, key = (_ones((_TOKENS, n, shape.head_dim), dtype, table.device) for n in _heads(shape))
         turn = _ones((_TOKENS, shape.head_dim // 2), torch.float32, table.device)
         slots = _slots(plan, table.kv_device)

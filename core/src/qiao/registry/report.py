@@ -26,7 +26,12 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "device": plan.device,
         "plugin": plan.plugin,
         "host": plan.host,
-        "kv": {"place": plan.placement("allocate_kv").place, "layout": plan.kv_layout, "block_size": plan.block_size},
+        "kv": {
+            "place": plan.placement("allocate_kv").place,
+            "layout": plan.kv_layout,
+            "block_size": plan.block_size,
+            "dtype": plan.shape.cache_dtype,
+        },
         "policy": {"fallback": str(plan.policy), "budget_bytes": plan.policy.budget},
         "refused": refusal(plan, plan.policy) or None,
         "kept": list(plan.kept),
@@ -73,7 +78,8 @@ def remarks(plan: Plan) -> list[str]:
     unused = "possible, the engine does not use it yet"
     notes += [f"capture of {region.name}: {region.reason or unused}" for region in plan.regions]
     owner = plan.placement("allocate_kv").place
-    notes.append(f"KV cache: on {owner}, layout {plan.kv_layout}, blocks of {plan.block_size} tokens")
+    kept = f"{plan.shape.cache_dtype}, layout {plan.kv_layout}, blocks of {plan.block_size} tokens"
+    notes.append(f"KV cache: on {owner}, {kept}")
     notes.append(_weights_note(plan))
     if plan.kept:
         notes.append(f"{', '.join(plan.kept)} kept on the device: priced only, cannot be run")

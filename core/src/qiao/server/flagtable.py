@@ -26,7 +26,6 @@ FIXED: Mapping[str, tuple[tuple[str, ...], str]] = {
     "pipeline_parallel_size": (("1",), "one device a server for now"),
     "data_parallel_size": (("1",), "one device a server for now"),
     "tokenizer_mode": (("auto", "hf"), "there is one tokeniser mode"),
-    "kv_cache_dtype": (("auto",), "the cache has the model's dtype"),
     "runner": (("auto", "generate"), "only generation is served"),
     "task": (("auto", "generate"), "only generation is served"),
     "cpu_offload_gb": (("0",), "weights are not offloaded"),

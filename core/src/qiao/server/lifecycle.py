@@ -128,7 +128,7 @@ def make_state(
         "kv_cache_size_tokens": str(info.kv_tokens),
         "kv_cache_max_concurrency": f"{info.kv_tokens / info.max_model_len:.2f}",
         "enable_prefix_caching": str(args.enable_prefix_caching),
-        "cache_dtype": info.dtype,
+        "cache_dtype": info.kv_cache_dtype or info.dtype,
         "gpu_memory_utilization": str(args.gpu_memory_utilization),
     }
     metrics = Metrics(

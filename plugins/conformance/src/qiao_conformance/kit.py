@@ -106,8 +106,9 @@ def _check_stored(
         ("key", "value"), flat_rows(cache), (loose.key, loose.value), (key, value), strict=True
     ):
         kept = ~torch.isin(loose.slots, slots)
-        assert same(rows[loose.slots[kept]], old[kept]), f"{case.id}: {name} was written outside the slots"
-        _close(target, case, name, rows[slots[slots >= 0]], new[slots >= 0].double())
+        unchanged = same(rows[loose.slots[kept]], oracle.stored(old[kept], loose.dtype))
+        assert unchanged, f"{case.id}: {name} was written outside the slots"
+        _close(target, case, name, rows[slots[slots >= 0]], oracle.stored(new[slots >= 0], loose.dtype))
 
 
 def _check_write(target: Target, case: Case, arguments: dict[str, Any], result: Any) -> None:
@@ -139,6 +140,10 @@ def _check_allocate(target: Target, case: Case, arguments: dict[str, Any], resul
         assert str(part.device).startswith(target.device.torch_device)
         if asked["layout"] in ("NHD", "HND"):
             assert tuple(part.shape) == (asked["num_blocks"], *inner, asked["head_dim"])
+    for scale in (result.key_scale, result.value_scale):
+        assert (scale is not None) == (asked["dtype"] == torch.int8)
+        if scale is not None:
+            assert (scale.dtype, tuple(scale.shape)) == (torch.float32, tuple(result.key.shape[:-1]))
 
 
 def _check_sample(target: Target, case: Case, arguments: dict[str, Any], result: torch.Tensor) -> None:

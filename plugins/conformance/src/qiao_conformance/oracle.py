@@ -6,6 +6,7 @@ host arguments in the catalog's order.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,19 @@ from qiao.contract.cases import LooseCache, LooseWeight
 Tensor = torch.Tensor
 
 
+def stored(x: Tensor, dtype: str) -> Tensor:
+    """What a cache of ``dtype`` makes of vectors [n, K, D], in float64; for int8 by the text of ``KVCache``."""
+    if dtype != "int8":
+        return x.to(getattr(torch, dtype)).double()
+    out = torch.empty(x.shape, dtype=torch.float64)
+    for i, j in itertools.product(range(x.shape[0]), range(x.shape[1])):
+        vector = x[i, j].float()
+        scale = vector.abs().max() / 127
+        codes = (vector / scale).round().clamp(-127, 127) if scale > 0 else torch.zeros_like(vector)
+        out[i, j] = codes.double() * scale.double()
+    return out
+
+
 def attention(
     query: Tensor, cache: LooseCache, metadata: Any, scale: float, sliding_window: int, soft_cap: float
 ) -> tuple[Tensor, ...]:
@@ -24,6 +38,7 @@ def attention(
     where = {int(slot): i for i, slot in enumerate(cache.slots)}
     group = query.shape[1] // cache.key.shape[1]
     out = torch.zeros(query.shape, dtype=torch.float64)
+    keys, values = (stored(x, cache.dtype) for x in (cache.key, cache.value))
     for i, (count, length) in enumerate(zip(metadata.query_lens, metadata.kv_lens, strict=True)):
         table, size = metadata.block_tables[i].tolist(), cache.block_size
         rows = [where[table[p // size] * size + p % size] for p in range(length)]
@@ -32,7 +47,7 @@ def attention(
             first = max(0, position - sliding_window + 1) if sliding_window > 0 else 0
             seen = rows[first : position + 1]
             for head in range(query.shape[1]):
-                key, value = (x[seen, head // group].double() for x in (cache.key, cache.value))
+                key, value = (x[seen, head // group] for x in (keys, values))
                 score = key @ query[row, head].double() * scale
                 if soft_cap > 0:
                     score = soft_cap * torch.tanh(score / soft_cap)

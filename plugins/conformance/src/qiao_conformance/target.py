@@ -108,10 +108,16 @@ def worst(got: torch.Tensor, want: torch.Tensor, tolerance: Tolerance) -> tuple[
 
 
 def flat_rows(cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-    """Key and value on the host as [slots, K, D]. Raises ``LookupError`` for a layout that only the plugin knows."""
+    """Key and value on the host as float64 [slots, K, D], codes times their scales.
+
+    Raises ``LookupError`` for a layout that only the plugin knows.
+    """
     if cache.layout not in ("NHD", "HND"):
         raise LookupError(f"layout {cache.layout} cannot be read from outside")
-    parts = (host(x) for x in (cache.key, cache.value))
+    parts = [host(x).double() for x in (cache.key, cache.value)]
+    if cache.key_scale is not None and cache.value_scale is not None:
+        scales = [host(x).double()[..., None] for x in (cache.key_scale, cache.value_scale)]
+        parts = [part * scale for part, scale in zip(parts, scales, strict=True)]
     key, value = (x.transpose(1, 2) if cache.layout == "HND" else x for x in parts)
     return key.flatten(0, 1), value.flatten(0, 1)
 

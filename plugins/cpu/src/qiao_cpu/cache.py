@@ -2,12 +2,12 @@
 
 The layout is HND to the outside. Inside a block keys lie transposed, [D][tokens], and both tensors' last stored
 dimension is padded to whole vectors; the tensors are views that hide this. Keys side by side let a kernel score a
-vector of tokens at once without sums across lanes.
+vector of tokens at once without sums across lanes. The scales of an int8 cache are [blocks, K, block_size].
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from qiao.contract import KVCache, hookimpl
@@ -19,7 +19,7 @@ from qiao_cpu import native
 class NativeCache(KVCache):
     """A cache with what the kernels read of it: made once, since it is needed in every call."""
 
-    record: native.Cache
+    record: native.Cache = field(kw_only=True)
 
 
 def _padded(size: int) -> int:
@@ -35,23 +35,34 @@ def allocate_kv(
         raise ValueError(f"KV layout {layout!r} is not HND")
     key = torch.zeros(num_blocks, num_kv_heads, head_dim, _padded(block_size), dtype=dtype)
     value = torch.zeros(num_blocks, num_kv_heads, block_size, _padded(head_dim), dtype=dtype)
-    parts = key[..., :block_size].transpose(2, 3), value[..., :head_dim]
-    return NativeCache(*parts, block_size, layout, _record(*parts))
+    parts = [key[..., :block_size].transpose(2, 3), value[..., :head_dim]]
+    scales = [torch.zeros(num_blocks, num_kv_heads, block_size) for _ in range(2)] if dtype == torch.int8 else []
+    return NativeCache(*parts, block_size, layout, *scales, record=_record(*parts, *scales))
 
 
 def native_cache(cache: KVCache) -> native.Cache:
     """The cache as the kernels see it."""
-    return cache.record if isinstance(cache, NativeCache) else _record(cache.key, cache.value)
+    if isinstance(cache, NativeCache):
+        return cache.record
+    return _record(cache.key, cache.value, cache.key_scale, cache.value_scale)
 
 
-def _record(key: torch.Tensor, value: torch.Tensor) -> native.Cache:
+def _record(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
+) -> native.Cache:
     _, heads, block, size = key.shape
     key_block, key_head, _, key_dim = key.stride()
     value_block, value_head, value_token, _ = value.stride()
+    scales = (None, None, 0, 0)
+    if key_scale is not None and value_scale is not None:
+        scales = (key_scale.data_ptr(), value_scale.data_ptr(), *key_scale.stride()[:2])
     return native.Cache(
         key.data_ptr(),
         value.data_ptr(),
-        native.TYPES[key.dtype],
+        native.CACHE_TYPES[key.dtype],
         heads,
         size,
         block,
@@ -61,6 +72,7 @@ def _record(key: torch.Tensor, value: torch.Tensor) -> native.Cache:
         value_block,
         value_head,
         value_token,
+        *scales,
     )
 
 

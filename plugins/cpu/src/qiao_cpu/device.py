@@ -40,7 +40,7 @@ def capabilities(chip: str) -> Capabilities:
     return Capabilities(
         dtypes=("float32", "bfloat16", "float16"),
         kv_layouts=("HND",),
-        kv_dtypes=("float32", "bfloat16", "float16"),
+        kv_dtypes=("float32", "bfloat16", "float16", "int8"),
         schemes=("dense", "w4a16", "w8a16", "w8a8"),
         sdk={"torch": str(torch.__version__), **native.facts()},
         # int4 weights meet int8 activations where those are 16 bit, as bfloat16's own tolerance allows

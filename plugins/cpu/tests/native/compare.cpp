@@ -82,7 +82,7 @@ void close(const std::vector<uint8_t>& a, const std::vector<uint8_t>& b, int typ
   check(true, what);
 }
 
-size_t bytes_of(int type) { return type == kFloat32 ? 4 : 2; }
+size_t bytes_of(int type) { return type == kFloat32 ? 4 : type == kSigned8 ? 1 : 2; }
 
 struct Linear {
   int kind, type, quantize, group, in, out;
@@ -174,6 +174,7 @@ void test_matmul(const Kernels& k, const Kernels& plain) {
 
 struct Paged {
   std::vector<uint8_t> key, value;
+  std::vector<float> key_scale, value_scale;
   Cache cache;
   std::vector<int32_t> tables;
   long width;
@@ -185,7 +186,12 @@ Paged paged(int type, int heads, int size, int block, int length) {
   p.key.assign(size_t(blocks) * heads * size * wide_block * bytes_of(type), 0xff);  // NaN
   p.value.assign(size_t(blocks) * heads * block * wide_size * bytes_of(type), 0xff);
   p.cache = {p.key.data(), p.value.data(), type, heads, size, block, long(heads) * size * wide_block, long(size) * wide_block,
-             wide_block, long(heads) * block * wide_size, long(block) * wide_size, wide_size};
+             wide_block, long(heads) * block * wide_size, long(block) * wide_size, wide_size, nullptr, nullptr, 0, 0};
+  if (type == kSigned8) {
+    for (auto* part : {&p.key_scale, &p.value_scale}) part->assign(size_t(blocks) * heads * block, NAN);
+    p.cache.key_scale = p.key_scale.data(), p.cache.value_scale = p.value_scale.data();
+    p.cache.scale_block = long(heads) * block, p.cache.scale_head = block;
+  }
   p.width = blocks;
   for (int b = 0; b < blocks; ++b) p.tables.push_back(blocks - 1 - b);
   return p;
@@ -204,14 +210,14 @@ std::vector<uint8_t> attend(const Kernels& k, Paged& p, std::vector<uint8_t>& qu
 void test_attention(const Kernels& k, const Kernels& plain) {
   struct Shape { int heads, kv_heads, size, block, window; float cap; };
   for (const Shape& s : {Shape{6, 2, 36, 16, 0, 0}, Shape{3, 3, 64, 5, 0, 2}, Shape{8, 1, 20, 32, 40, 0}})
-    for (int type : {kFloat32, kBFloat16, kFloat16}) {
-      const int length = 300;
+    for (int kept : {kFloat32, kBFloat16, kFloat16, kSigned8}) {
+      const int length = 300, type = kept == kSigned8 ? int(kFloat32) : kept;
       state = 11;
       auto query = random_elements(size_t(length) * s.heads * s.size, type);
       auto key = random_elements(size_t(length) * s.kv_heads * s.size, type), value = random_elements(size_t(length) * s.kv_heads * s.size, type);
       std::vector<uint8_t> results[2];
-      std::string name = std::string(k.name) + " attention size " + std::to_string(s.size) + " type " + std::to_string(type);
-      Paged pages[2] = {paged(type, s.kv_heads, s.size, s.block, length), paged(type, s.kv_heads, s.size, s.block, length)};
+      std::string name = std::string(k.name) + " attention size " + std::to_string(s.size) + " cache " + std::to_string(kept);
+      Paged pages[2] = {paged(kept, s.kv_heads, s.size, s.block, length), paged(kept, s.kv_heads, s.size, s.block, length)};
       const Kernels* tables[2] = {&k, &plain};
       std::vector<int64_t> slots;
       for (int t = 0; t < length; ++t) slots.push_back(int64_t(pages[0].tables[t / s.block]) * s.block + t % s.block);

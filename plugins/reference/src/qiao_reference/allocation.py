@@ -18,13 +18,21 @@ def allocate_kv(
     if layout not in shapes:
         raise ValueError(f"KV layout {layout!r} is not one of NHD, HND")
     key, value = (torch.zeros(shapes[layout], dtype=dtype, device=device) for _ in range(2))
-    return KVCache(key, value, block_size, layout)
+    if dtype != torch.int8:
+        return KVCache(key, value, block_size, layout)
+    scales = (torch.zeros(shapes[layout][:-1], device=device) for _ in range(2))
+    return KVCache(key, value, block_size, layout, *scales)
+
+
+def parts(cache: KVCache) -> tuple[torch.Tensor, ...]:
+    """Its tensors, all with blocks first."""
+    return tuple(x for x in (cache.key, cache.value, cache.key_scale, cache.value_scale) if x is not None)
 
 
 @hookimpl
 def copy_blocks(cache: KVCache, source: torch.Tensor, target: torch.Tensor) -> None:
     """Block ``source[i]`` to ``target[i]`` inside one cache."""
-    for part in (cache.key, cache.value):
+    for part in parts(cache):
         part.index_copy_(0, target, part.index_select(0, source))
 
 
@@ -33,6 +41,7 @@ def swap_blocks(source_cache: KVCache, target_cache: KVCache, source: torch.Tens
     """Block ``source[i]`` of one cache to ``target[i]`` of another of the same layout."""
     if (source_cache.layout, source_cache.block_size) != (target_cache.layout, target_cache.block_size):
         raise ValueError("swap_blocks needs caches of one layout and block size")
-    pairs = ((source_cache.key, target_cache.key), (source_cache.value, target_cache.value))
-    for from_part, to_part in pairs:
+    if (source_cache.key_scale is None) != (target_cache.key_scale is None):
+        raise ValueError("swap_blocks needs both caches with scales or none")
+    for from_part, to_part in zip(parts(source_cache), parts(target_cache), strict=True):
         to_part.index_copy_(0, target, from_part.index_select(0, source).to(to_part.dtype))

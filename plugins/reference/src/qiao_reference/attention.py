@@ -13,6 +13,8 @@ import torch
 from qiao.contract import AttentionMetadata, KVCache, hookimpl
 from torch.nn import functional
 
+from qiao_reference.allocation import parts
+
 _SCORE_BYTES = 64 << 20
 """Upper bound for one block of float32 scores where they have to be written out."""
 
@@ -82,6 +84,29 @@ def _make_plan(metadata: AttentionMetadata, block_size: int) -> Plan:
     return Plan(block_size, tuple(decodes), tuple(prefills))
 
 
+def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 codes of ``x`` [..., D] and their scales [...], as ``KVCache`` has it."""
+    wide = x.float()
+    scale = wide.abs().amax(-1) / 127
+    scale = torch.where(scale.isinf(), torch.nan, scale)
+    codes = (wide / torch.where(scale > 0, scale, torch.inf)[..., None]).round().clamp(-127, 127)
+    return codes.nan_to_num(0).to(torch.int8), scale
+
+
+def _gather_pair(cache: KVCache, slots: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values at ``slots`` [b, L], each [b, K, L, D] of ``dtype``."""
+    key, value = (_gather(part, cache, slots, dtype) for part in (cache.key, cache.value))
+    if cache.key_scale is None or cache.value_scale is None:
+        return key, value
+    scales = (_gather(part[..., None], cache, slots, dtype) for part in (cache.key_scale, cache.value_scale))
+    return key * next(scales), value * next(scales)
+
+
+def _work_dtype(cache: KVCache, dtype: torch.dtype, soft_cap: float) -> torch.dtype:
+    """What to compute in: float32 where scores are written out, and for codes, which half precision would round."""
+    return torch.float32 if soft_cap > 0 or cache.key_scale is not None else dtype
+
+
 def _gather(part: torch.Tensor, cache: KVCache, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The vectors at ``slots`` [b, L] as [b, K, L, D] with D contiguous, whatever the layout."""
     if cache.layout == "NHD":
@@ -109,15 +134,15 @@ def _decode(
     query: torch.Tensor, cache: KVCache, group: _Decodes, scale: float, sliding_window: int, soft_cap: float
 ) -> torch.Tensor:
     rows, (_, heads, size) = len(group.rows), query.shape
-    dtype = torch.float32 if soft_cap > 0 else query.dtype
-    key, value = (_gather(part, cache, group.slots, dtype) for part in (cache.key, cache.value))
+    dtype = _work_dtype(cache, query.dtype, soft_cap)
+    key, value = _gather_pair(cache, group.slots, dtype)
     position, lens = torch.arange(key.shape[2])[None, :], group.lens[:, None]
     visible = position < lens
     if sliding_window > 0:
         visible &= position >= lens - sliding_window
     visible = visible[:, None, None, :]
     # the query heads that share a key head stand as the rows of one product
-    packed = query[group.rows].view(rows, key.shape[1], heads // key.shape[1], size)
+    packed = query[group.rows].to(dtype).view(rows, key.shape[1], heads // key.shape[1], size)
     if soft_cap > 0:
         # matmul chooses its kernel by strides too, and those of a batch of one differ
         out = _softmax_product(packed, key.contiguous(), value.contiguous(), visible, scale, soft_cap)
@@ -131,8 +156,8 @@ def _prefill(
 ) -> torch.Tensor:
     """``query`` [n, H, D] of one sequence; returns the same shape."""
     count, heads, size = query.shape
-    dtype = torch.float32 if soft_cap > 0 else query.dtype
-    key, value = (_gather(x, cache, one.slots[None, :], dtype) for x in (cache.key, cache.value))
+    dtype = _work_dtype(cache, query.dtype, soft_cap)
+    key, value = _gather_pair(cache, one.slots[None, :], dtype)
     length, kv_heads = key.shape[2], key.shape[1]
     at, position = torch.arange(length - count, length)[:, None], torch.arange(length)[None, :]
     visible = position <= at
@@ -141,7 +166,7 @@ def _prefill(
     if soft_cap <= 0:
         plain = count == length and sliding_window <= 0
         out = functional.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
+            query.to(dtype).transpose(0, 1)[None],
             key,
             value,
             attn_mask=None if plain else visible,
@@ -167,11 +192,15 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, cache: KVCache, slot_mappin
     if bool((slot_mapping < 0).any()):
         kept = (slot_mapping >= 0).nonzero().flatten()
         key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
-    for part, new in ((cache.key, key), (cache.value, value)):
+    new = [key, value]
+    if cache.key_scale is not None:
+        (key, key_scale), (value, value_scale) = quantize(key), quantize(value)
+        new = [key, value, key_scale, value_scale]
+    for part, rows in zip(parts(cache), new, strict=True):
         if cache.layout == "NHD":
-            part.view(-1, *part.shape[2:]).index_copy_(0, slot_mapping, new.to(part.dtype))
+            part.view(-1, *part.shape[2:]).index_copy_(0, slot_mapping, rows.to(part.dtype))
         else:
-            part[slot_mapping // cache.block_size, :, slot_mapping % cache.block_size] = new.to(part.dtype)
+            part[slot_mapping // cache.block_size, :, slot_mapping % cache.block_size] = rows.to(part.dtype)
 
 
 @hookimpl

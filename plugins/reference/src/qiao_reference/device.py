@@ -40,7 +40,7 @@ def capabilities(chip: str) -> Capabilities:
     return Capabilities(
         dtypes=("float32", "bfloat16", "float16"),
         kv_layouts=("NHD", "HND"),
-        kv_dtypes=("float32", "bfloat16", "float16"),
+        kv_dtypes=("float32", "bfloat16", "float16", "int8"),
         schemes=("dense", "w8a16", "w8a8", "w4a16", "fp8"),
         sdk={"torch": str(torch.__version__)},
     )

@@ -21,7 +21,7 @@ from qiao.contract.types import (
 
 @dataclass(frozen=True, slots=True)
 class LooseCache:
-    """What a cache shall hold: ``key`` and ``value`` [n, K, D] at ``slots`` [n] int64."""
+    """What is written to a cache of ``dtype``: ``key`` and ``value`` [n, K, D] at ``slots`` [n] int64."""
 
     key: torch.Tensor
     value: torch.Tensor
@@ -29,6 +29,7 @@ class LooseCache:
     num_blocks: int
     block_size: int
     layout: str
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def place_cache(loose: LooseCache, hooks: Hooks, device: str) -> KVCache:
     """A cache of the plugin's own that holds what ``loose`` says."""
     heads, size = loose.key.shape[1:]
     cache: KVCache = hooks["allocate_kv"](
-        loose.num_blocks, loose.block_size, heads, size, loose.key.dtype, loose.layout, device
+        loose.num_blocks, loose.block_size, heads, size, getattr(torch, loose.dtype), loose.layout, device
     )
     hooks["write_kv"](loose.key.to(device), loose.value.to(device), cache, loose.slots.to(device))
     return cache

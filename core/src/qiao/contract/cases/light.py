@@ -52,8 +52,13 @@ def rotary(capabilities: Capabilities, random: Random) -> Made:
 
 
 def rope_write_kv(capabilities: Capabilities, random: Random) -> Made:
-    """The cases of ``write_kv`` with a rotation before."""
+    """The cases of ``write_kv`` with a rotation before.
+
+    Only with a cache of the activations' own dtype: elsewhere the last bit of a rotated key may round it either way.
+    """
     for label, dtype, stored, _ in write_kv(capabilities, random):
+        if stored["cache"].dtype != dtype:
+            continue
         tokens, heads, dim = stored["key"].shape
         cos, sin = _angles(random, tokens, dim // 2)
         arguments = {"query": random.normal(tokens, 2 * heads, dim, dtype=dtype), "key": stored["key"]}

@@ -37,20 +37,41 @@ _BATCHES = (
 )
 
 
-def _kv_shapes(capabilities: Capabilities) -> Iterator[tuple[str, str, int, int]]:
-    """(dtype, layout, block size, head dim): each dtype with each layout, the sizes taken in turn."""
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Activations of ``dtype`` over a cache of ``kept``; sizes in tokens and numbers."""
+
+    dtype: str
+    kept: str
+    layout: str
+    block_size: int
+    head_dim: int
+
+    @property
+    def label(self) -> str:
+        other = f"-{self.kept}" if self.kept != self.dtype else ""
+        return f"{self.layout}-block{self.block_size}{other}"
+
+
+def _kinds(capabilities: Capabilities) -> Iterator[_Kind]:
+    """Each dtype with each layout and each of the cache's dtypes, its own first; the sizes are taken in turn."""
     sizes = itertools.cycle(capabilities.block_sizes or (16, 4, 5))
     dims = itertools.cycle(capabilities.head_dims or (64, 16, 80))
     layouts = [x for x in capabilities.kv_layouts if x in ("NHD", "HND")] or list(capabilities.kv_layouts)
-    kv_dtypes = capabilities.kv_dtypes or capabilities.dtypes
-    for dtype, layout in itertools.product([d for d in capabilities.dtypes if d in kv_dtypes], layouts):
-        yield dtype, layout, next(sizes), next(dims)
+    kept = capabilities.kv_dtypes or capabilities.dtypes
+    own = [(d, d) for d in capabilities.dtypes if d in kept]
+    mixed = [(d, k) for d in capabilities.dtypes for k in kept if k != d]
+    for (dtype, kv_dtype), layout in itertools.product(own + mixed, layouts):
+        yield _Kind(dtype, kv_dtype, layout, next(sizes), next(dims))
 
 
-def _paged(
-    random: Random, batch: _Batch, dtype: str, layout: str, block_size: int, head_dim: int
-) -> tuple[LooseCache, AttentionMetadata]:
+_FEW = ("decode", "mixed", "all")
+"""Batches tried where the cache's dtype is another floating one than the activations'."""
+
+
+def _paged(random: Random, batch: _Batch, kind: _Kind) -> tuple[LooseCache, AttentionMetadata]:
     """Shuffled blocks, some never used, block 0 (which pads the tables) among them."""
+    block_size = kind.block_size
     counts = [-(-n // block_size) for n in batch.kv_lens]
     num_blocks = sum(counts) + 3
     blocks = (random.order(num_blocks - 1) + 1)[: sum(counts)]
@@ -64,26 +85,29 @@ def _paged(
         news.append(slots[-1][length - queries :])
         first += count
     written = torch.cat(slots)
-    key, value = (random.normal(len(written), batch.kv_heads, head_dim, dtype=dtype) for _ in range(2))
-    cache = LooseCache(key, value, written, num_blocks, block_size, layout)
+    key, value = (random.normal(len(written), batch.kv_heads, kind.head_dim, dtype=kind.dtype) for _ in range(2))
+    cache = LooseCache(key, value, written, num_blocks, block_size, kind.layout, kind.kept)
     starts = torch.tensor([0, *itertools.accumulate(batch.query_lens)], dtype=torch.int32)
     lens = torch.tensor(batch.kv_lens, dtype=torch.int32)
     return cache, AttentionMetadata(starts, lens, tables, torch.cat(news), batch.query_lens, batch.kv_lens)
 
 
 def attention(capabilities: Capabilities, random: Random, decode_only: bool = False) -> Made:
-    """Each batch with each dtype and layout that the chip has."""
+    """Each batch with each dtype and layout that the chip has; a few with each other dtype of the cache."""
     batches = [b for b in _BATCHES if not decode_only or set(b.query_lens) == {1}]
     batches = [b for b in batches if capabilities.sliding_window or not b.window]
     batches = [b for b in batches if capabilities.soft_cap or not b.soft_cap]
-    for (dtype, layout, size, dim), batch in itertools.product(_kv_shapes(capabilities), batches):
-        cache, metadata = _paged(random, batch, dtype, layout, size, dim)
-        query = random.normal(sum(batch.query_lens), batch.heads, dim, dtype=dtype)
+    for kind, batch in itertools.product(_kinds(capabilities), batches):
+        if kind.kept not in (kind.dtype, "int8") and batch.label not in _FEW:
+            continue
+        cache, metadata = _paged(random, batch, kind)
+        dim = kind.head_dim
+        query = random.normal(sum(batch.query_lens), batch.heads, dim, dtype=kind.dtype)
         arguments = {"query": query, "cache": cache, "metadata": metadata, "scale": dim**-0.5}
         arguments |= {"sliding_window": batch.window, "soft_cap": batch.soft_cap}
         heads = f"{batch.heads}/{batch.kv_heads} heads of {dim}"
         note = f"queries {batch.query_lens} over contexts {batch.kv_lens}, {heads}"
-        yield f"{batch.label}-{layout}-block{size}", dtype, arguments, note
+        yield f"{batch.label}-{kind.label}", kind.dtype, arguments, note
 
 
 def decode_attention(capabilities: Capabilities, random: Random) -> Made:
@@ -93,33 +117,33 @@ def decode_attention(capabilities: Capabilities, random: Random) -> Made:
 
 def write_kv(capabilities: Capabilities, random: Random) -> Made:
     """Slots in no order, with and without padding."""
-    for dtype, layout, size, dim in _kv_shapes(capabilities):
-        cache, _ = _paged(random, _BATCHES[3], dtype, layout, size, dim)
+    for kind in _kinds(capabilities):
+        cache, _ = _paged(random, _BATCHES[3], kind)
         for tokens, padding in ((1, 0), (6, 0), (7, 3)):
-            slots = random.order(cache.num_blocks * size)[:tokens]
+            slots = random.order(cache.num_blocks * kind.block_size)[:tokens]
             slots[random.order(tokens)[:padding]] = -1
-            key, value = (random.normal(tokens, cache.key.shape[1], dim, dtype=dtype) for _ in range(2))
+            key, value = (random.normal(tokens, *cache.key.shape[1:], dtype=kind.dtype) for _ in range(2))
             arguments = {"key": key, "value": value, "cache": cache, "slot_mapping": slots}
-            label = f"{tokens}tokens-{padding}padding-{layout}-block{size}"
-            yield label, dtype, arguments, "scattered slots, -1 skipped"
+            label = f"{tokens}tokens-{padding}padding-{kind.label}"
+            yield label, kind.dtype, arguments, "scattered slots, -1 skipped"
 
 
 def copy_blocks(capabilities: Capabilities, random: Random) -> Made:
     """Two blocks to two others of a full cache."""
-    for dtype, layout, size, dim in _kv_shapes(capabilities):
-        cache, _ = _paged(random, _BATCHES[1], dtype, layout, size, dim)
+    for kind in _kinds(capabilities):
+        cache, _ = _paged(random, _BATCHES[1], kind)
         # each block of the cache is written, so that what a copy must not touch can be compared
-        slots = torch.arange(cache.num_blocks * size)
-        key, value = (random.normal(len(slots), 2, dim, dtype=dtype) for _ in range(2))
+        slots = torch.arange(cache.num_blocks * kind.block_size)
+        key, value = (random.normal(len(slots), *cache.key.shape[1:], dtype=kind.dtype) for _ in range(2))
         cache = replace(cache, key=key, value=value, slots=slots)
         blocks = random.order(cache.num_blocks)
         arguments = {"cache": cache, "source": blocks[:2], "target": blocks[2:4]}
-        yield f"{layout}-block{size}", dtype, arguments, "two blocks, the others untouched"
+        yield kind.label, kind.dtype, arguments, "two blocks, the others untouched"
 
 
 def allocate_kv(capabilities: Capabilities, random: Random) -> Made:
     """Each dtype with each layout."""
-    for dtype, layout, size, dim in _kv_shapes(capabilities):
+    for kind in _kinds(capabilities):
         names = ("num_blocks", "block_size", "num_kv_heads", "head_dim", "dtype", "layout", "device")
-        values = (3, size, 2, dim, getattr(torch, dtype), layout, "cpu")
-        yield f"{layout}-block{size}", dtype, dict(zip(names, values, strict=True)), "shape, dtype and layout as asked"
+        values = (3, kind.block_size, 2, kind.head_dim, getattr(torch, kind.kept), kind.layout, "cpu")
+        yield kind.label, kind.dtype, dict(zip(names, values, strict=True)), "shape, dtype and layout as asked"
