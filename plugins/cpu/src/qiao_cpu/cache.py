@@ -35,9 +35,12 @@ def allocate_kv(
         raise ValueError(f"KV layout {layout!r} is not HND")
     key = torch.zeros(num_blocks, num_kv_heads, head_dim, _padded(block_size), dtype=dtype)
     value = torch.zeros(num_blocks, num_kv_heads, block_size, _padded(head_dim), dtype=dtype)
-    parts = [key[..., :block_size].transpose(2, 3), value[..., :head_dim]]
-    scales = [torch.zeros(num_blocks, num_kv_heads, block_size) for _ in range(2)] if dtype == torch.int8 else []
-    return NativeCache(*parts, block_size, layout, *scales, record=_record(*parts, *scales))
+    key, value = key[..., :block_size].transpose(2, 3), value[..., :head_dim]
+    if dtype != torch.int8:
+        return NativeCache(key, value, block_size, layout, record=_record(key, value))
+    key_scale, value_scale = (torch.zeros(num_blocks, num_kv_heads, block_size) for _ in range(2))
+    record = _record(key, value, key_scale, value_scale)
+    return NativeCache(key, value, block_size, layout, key_scale, value_scale, record=record)
 
 
 def native_cache(cache: KVCache) -> native.Cache:
@@ -56,9 +59,9 @@ def _record(
     _, heads, block, size = key.shape
     key_block, key_head, _, key_dim = key.stride()
     value_block, value_head, value_token, _ = value.stride()
-    scales = (None, None, 0, 0)
+    scales: tuple[int | None, int | None, int, int] = (None, None, 0, 0)
     if key_scale is not None and value_scale is not None:
-        scales = (key_scale.data_ptr(), value_scale.data_ptr(), *key_scale.stride()[:2])
+        scales = (key_scale.data_ptr(), value_scale.data_ptr(), key_scale.stride(0), key_scale.stride(1))
     return native.Cache(
         key.data_ptr(),
         value.data_ptr(),
