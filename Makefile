@@ -13,7 +13,7 @@ endif
 export PYTHON TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check docs bench bench-peers sanitize clean
+.PHONY: help setup serve test check docs bench bench-peers sanitize wheels clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ sanitize: ## the native CPU kernels under AddressSanitizer and ThreadSanitizer
 		cmake --build plugins/cpu/build/$$kind; \
 		plugins/cpu/build/$$kind/qiao_cpu_compare; \
 	done
+
+wheels: setup ## wheels of the native CPU kernels in dist/
+	@./tools/wheels.sh
 
 clean: ## remove the environment and caches
 	rm -rf .venv results .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

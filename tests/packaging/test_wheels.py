@@ -17,6 +17,7 @@ from tests.support.wheels import DISTRIBUTIONS, VENDORS, Environment, Wheel, bui
 PACKAGES = {
     "qiao": ("core/src/qiao", "plugins/reference/src/qiao_reference"),
     "qiao-conformance": ("plugins/conformance/src/qiao_conformance",),
+    "qiao-cpu": ("plugins/cpu/src/qiao_cpu",),
     **{name: (f"{name.replace('qiao', 'plugins')}/src/{name.replace('-', '_')}",) for name in VENDORS},
 }
 
@@ -41,8 +42,10 @@ def test_a_wheel_holds_exactly_its_package(name: str, wheels: dict[str, Wheel]) 
         path.relative_to((ROOT / folder).parent).as_posix()
         for folder in PACKAGES[name]
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
     }
+    if name == "qiao-cpu":
+        expected.add("qiao_cpu/libqiao_cpu.so")
     packed = {n for n in wheels[name].names() if ".dist-info/" not in n}
     assert packed == expected
 
@@ -63,6 +66,16 @@ def test_entry_points(wheels: dict[str, Wheel]) -> None:
     assert f"[{GROUP}]\nreference = qiao_reference" in wheels["qiao"].text("entry_points.txt")
     assert "qiao = qiao.cli.main:main" in wheels["qiao"].text("entry_points.txt")
     assert f"[{GROUP}]\nsim = " in wheels["qiao-conformance"].text("entry_points.txt")
+
+
+@pytest.mark.skipif("qiao-cpu" not in DISTRIBUTIONS, reason="no C++ compiler or no scikit-build-core")
+def test_native_kernels(wheels: dict[str, Wheel], installed: Environment) -> None:
+    """The wheel is for this platform and any Python, and the installed plugin is what serves the CPU."""
+    assert re.search(r"-py3-none-(linux|macosx)_\w+\.whl$", wheels["qiao-cpu"].path.name)
+    assert f"[{GROUP}]\ncpu = qiao_cpu" in wheels["qiao-cpu"].text("entry_points.txt")
+    config = str(ROOT / "examples" / "configs" / "llama-3-8b.json")
+    plan = json.loads(installed.run("qiao", "plan", "--model", config, "--device", "cpu", "--json").stdout)
+    assert plan["plugin"] == "cpu"
 
 
 @pytest.mark.parametrize("name", VENDORS)

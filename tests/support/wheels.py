@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -23,6 +25,9 @@ DISTRIBUTIONS = {
     "qiao-cuda": ROOT / "plugins-cuda",
 }
 """Distribution name -> its folder."""
+
+if importlib.util.find_spec("scikit_build_core") and any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+    DISTRIBUTIONS["qiao-cpu"] = ROOT / "plugins" / "cpu"
 
 VENDORS = ("qiao-ascend", "qiao-cambricon", "qiao-dcu", "qiao-cuda")
 
@@ -59,7 +64,7 @@ def build_wheel(source: Path, target: Path) -> Wheel:
 def pip(*arguments: str) -> None:
     """Run pip of this environment; its output becomes the failure's text."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
