@@ -57,8 +57,8 @@ bench-peers: setup ## Qiao beside llama.cpp, OpenVINO, vLLM, transformers (first
 	$(BIN)/python benchmarks/peers.py run --json results/peers.json $(ARGS)
 	$(BIN)/python benchmarks/accuracy.py --json results/accuracy.json
 
-sanitize: ## the native CPU kernels under AddressSanitizer and ThreadSanitizer
-	@set -e; for kind in address thread; do \
+sanitize: ## the native CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+	@set -e; for kind in address,undefined thread; do \
 		echo "building and comparing the kernels with the $$kind sanitizer"; \
 		cmake -S plugins/cpu -B plugins/cpu/build/$$kind -DQIAO_CPU_TESTS=ON -DQIAO_SANITIZE=$$kind >/dev/null; \
 		cmake --build plugins/cpu/build/$$kind; \
