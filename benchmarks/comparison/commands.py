@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--rounds", type=int, default=3)
     run.add_argument("--minutes", type=float, default=120, help="start no later round that would not end by then")
     run.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every server")
+    run.add_argument("--qiao-dtype", default="float16", help="activations beside Qiao's 4-bit weights")
     run.add_argument("--qiao-flags", default="", help="more flags for qiao serve")
     run.add_argument("--quick", action="store_true", help="two short requests a cell: does all of it start?")
     run.add_argument("--json", type=Path, default=Path("results/peers.json"))
@@ -96,6 +97,7 @@ def run(asked: argparse.Namespace) -> None:
         size=sizes[0],
         threads=asked.threads,
         qiao=(asked.qiao_python or REPOSITORY / ".venv" / "bin" / "python").absolute(),
+        qiao_dtype=asked.qiao_dtype,
         qiao_flags=tuple(shlex.split(asked.qiao_flags)),
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # an exception, so that the servers are ended too
@@ -124,6 +126,7 @@ def _head(setting: Setting, rounds: int, asked: argparse.Namespace) -> dict[str,
         "quick": asked.quick,
         "rounds": rounds,
         "threads": setting.threads,
+        "qiao_dtype": setting.qiao_dtype,
         "qiao_flags": list(setting.qiao_flags),
         "machine": describe(),
         "peaks": peaks(setting.place, setting.threads),

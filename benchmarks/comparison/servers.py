@@ -33,6 +33,7 @@ class Setting:
     size: str
     threads: int
     qiao: Path
+    qiao_dtype: str = "float16"
     qiao_flags: tuple[str, ...] = ()
 
 
@@ -58,28 +59,14 @@ KV_BYTES = {"135m": 30 * 2 * 3 * 64 * 2, "1b": 22 * 2 * 4 * 64 * 2}
 """Bytes of KV cache for a token at 16 bit: layers, keys and values, heads, head size, bytes."""
 
 
-def _qiao(kind: str) -> Callable[[Setting, int], list[str]]:
+def _qiao(kind: str, dtype: str | None = None) -> Callable[[Setting, int], list[str]]:
     def command(setting: Setting, port: int) -> list[str]:
-        words = [
-            str(setting.qiao),
-            "-m",
-            "qiao.server",
-            str(setting.place.model(setting.size, kind)),
-            "--device",
-            "cpu",
-        ]
-        words += [
-            "--port",
-            str(port),
-            "--served-model-name",
-            "m",
-            "--max-num-seqs",
-            "32",
-            "--max-model-len",
-            str(MAX_LEN),
-        ]
-        words += ["--kv-cache-memory-bytes", str(KV_TOKENS * KV_BYTES[setting.size]), "--threads", str(setting.threads)]
-        return [*words, "--disable-access-log", *setting.qiao_flags]
+        model = str(setting.place.model(setting.size, kind))
+        cache = str(KV_TOKENS * KV_BYTES[setting.size])
+        words = [str(setting.qiao), "-m", "qiao.server", model, "--device", "cpu", "--port", str(port)]
+        words += ["--served-model-name", "m", "--max-num-seqs", "32", "--max-model-len", str(MAX_LEN)]
+        words += ["--kv-cache-memory-bytes", cache, "--threads", str(setting.threads)]
+        return [*words, "--dtype", dtype or setting.qiao_dtype, "--disable-access-log", *setting.qiao_flags]
 
     return command
 
@@ -136,7 +123,7 @@ PEERS = (
     Peer(name="openvino int4", format="4bit", command=_openvino("ov-int4")),
     Peer(name="llama.cpp Q4_0", format="4bit", command=_llama("q4_0.gguf")),
     Peer(name="vllm GPTQ", format="4bit", command=_vllm("gptq", "bfloat16"), env=_vllm_env),
-    Peer(name="qiao 16 bit", format="16bit", command=_qiao("hf")),
+    Peer(name="qiao 16 bit", format="16bit", command=_qiao("hf", "auto")),
     Peer(name="openvino fp16", format="16bit", command=_openvino("ov-fp16")),
     Peer(name="llama.cpp F16", format="16bit", command=_llama("f16.gguf")),
     Peer(name="vllm bf16", format="16bit", command=_vllm("hf", "bfloat16"), env=_vllm_env),
