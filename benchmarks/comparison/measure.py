@@ -25,6 +25,9 @@ FAR_BEHIND = 0.6
 ENOUGH = 0.8
 """A peer whose rate in the 24-stream cell is below this share of what a Poisson cell asks for is not measured there."""
 
+HOPELESS = 0.5
+"""A peer below this share of the best peer of a cell on the small model is not measured there on the large one."""
+
 SETTLE_SECONDS = 0.3
 
 
@@ -80,6 +83,8 @@ def measure_group(
     with ExitStack() as stack:
         servers = []
         for peer in peers:
+            if all(_hopeless(results, setting.size, peer, peers, cell) for cell in cells):
+                continue
             server = _start(results, setting, peer)
             if server is not None:
                 stack.callback(server.stop)
@@ -88,7 +93,9 @@ def measure_group(
             start = time.monotonic()
             for cell in cells:
                 for server in servers:
-                    if number == 0 or not _far_behind(results, setting.size, server.peer, servers, cell):
+                    if number and _far_behind(results, setting.size, server.peer, servers, cell):
+                        continue
+                    if not _hopeless(results, setting.size, server.peer, peers, cell):
                         _measure(results, setting.size, server, servers, cell, number)
             if time.monotonic() * 2 - start > deadline and number + 1 < rounds:
                 results.skip(size=setting.size, format=peers[0].format, why=f"rounds after {number + 1}: no time left")
@@ -119,6 +126,20 @@ def _start(results: Results, setting: Setting, peer: Peer) -> Server | None:
     server.pause()
     results.write()
     return server
+
+
+def _hopeless(results: Results, size: str, peer: Peer, peers: Iterable[Peer], cell: Cell) -> bool:
+    """Whether a peer was so slow on the small model that the large one need not be tried; this is noted."""
+    if size == "135m" or peer.product == "qiao":
+        return False
+    key = figure_of(cell.name)
+    rates = {p.name: median_of(results.of("135m", p.name, cell.name), key) for p in peers if p.product != "qiao"}
+    own, best = rates.get(peer.name), max((rate for rate in rates.values() if rate), default=0.0)
+    if own is None or own >= HOPELESS * best:
+        return False
+    why = f"{own:.0f} tokens/s on the small model, where the best peer had {best:.0f}"
+    results.skip(size=size, format=peer.format, peer=peer.name, cell=cell.name, why=why)
+    return True
 
 
 def _far_behind(results: Results, size: str, peer: Peer, servers: Iterable[Server], cell: Cell) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -198,10 +199,10 @@ class Server:
         raise RuntimeError(f"not ready after {START_SECONDS} s ({said}): {self._last_words()}")
 
     def _last_words(self) -> str:
-        """The last line of the log that names an error, or its end."""
-        lines = self._log.read_text(errors="replace").splitlines()
-        errors = [line for line in lines if "error" in line.lower() and not line.startswith(" ")]
-        return (errors or lines or ["it said nothing"])[-1][-400:]
+        """The first error that its log names (what follows is often only what that led to), or the log's last line."""
+        text = self._log.read_text(errors="replace")
+        found = re.search(r"\w+(?:Error|Exception): .+", text)
+        return (found[0] if found else (text.strip().splitlines() or ["it said nothing"])[-1])[:300]
 
     def pause(self) -> None:
         """Stop all its processes until ``resume``."""

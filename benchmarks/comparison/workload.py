@@ -55,8 +55,16 @@ _SHORT, _ANSWER = (64, 128), (20, 300)
 CELLS = (
     Cell(name="single", title="single stream decode", requests=2, prompt=(128, 128), output=(128, 128)),
     Cell(name="prefill", title="prefill 1,024", requests=2, prompt=(1024, 1024), output=(1, 1)),
-    Cell(name="streams8", title="8 streams", requests=16, prompt=_SHORT, output=_ANSWER, concurrency=8),
-    Cell(name="streams24", title="24 streams", requests=48, prompt=_SHORT, output=_ANSWER, concurrency=24),
+    Cell(name="streams8", title="8 streams", requests=12, prompt=_SHORT, output=_ANSWER, concurrency=8),
+    Cell(
+        name="streams24",
+        title="24 streams",
+        requests=36,
+        prompt=_SHORT,
+        output=_ANSWER,
+        concurrency=24,
+        sizes=("135m",),
+    ),
     *(
         Cell(
             name=f"poisson-{rate}",
@@ -78,10 +86,10 @@ WARM_UP = Cell(name="warm-up", title="warm-up", requests=3, prompt=(64, 128), ou
 def requests_of(cell: Cell, size: str, seed: str) -> list[Request]:
     """The cell's requests for a model of ``size``: the same for each server, others with another ``seed``.
 
-    Prompts share no beginning that a prefix cache could use. The larger model gets fewer requests: each takes longer.
+    Prompts share no beginning that a prefix cache could use. The larger model gets fewer requests: it takes longer.
     """
     rng = random.Random(f"{cell.name} {seed}")
-    count = cell.requests if size == "135m" or cell.concurrency == 1 else max(cell.concurrency, cell.requests // 2)
+    count = cell.requests if size == "135m" else cell.concurrency
     made, now = [], 0.0
     for _ in range(count):
         if cell.rate is not None:
