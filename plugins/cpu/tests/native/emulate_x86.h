@@ -56,6 +56,12 @@ inline float reduce_add_ps(__m512 a) {  // halves, then halves of those, as the 
   for (int n = 8; n; n /= 2) for (int i = 0; i < n; ++i) v[i] += v[i + n];
   return v[0];
 }
+inline int32_t reduce_add_epi32(__m512i a) {
+  uint32_t v[16];
+  memcpy(v, &a, 64);
+  for (int i = 1; i < 16; ++i) v[0] += v[i];
+  return int32_t(v[0]);
+}
 inline float reduce_max_ps(__m512 a) {
   float v[16];
   memcpy(v, &a, 64);
@@ -75,5 +81,6 @@ inline float reduce_max_ps(__m512 a) {
 #define _mm512_srai_epi32 qiao_emulated::srai_epi32
 #define _mm512_cvtepi32_epi16 qiao_emulated::cvtepi32_epi16
 #define _mm512_reduce_add_ps qiao_emulated::reduce_add_ps
+#define _mm512_reduce_add_epi32 qiao_emulated::reduce_add_epi32
 #define _mm512_reduce_max_ps qiao_emulated::reduce_max_ps
 #define _mm256_dpbusd_avx_epi32 simde_mm256_dpbusd_epi32
