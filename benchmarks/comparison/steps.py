@@ -57,7 +57,7 @@ def run(command: Sequence[object], log: Path, env: Mapping[str, str] | None = No
     words = [str(word) for word in command]
     environment = {**os.environ, **(env or {})}
     environment.pop("PYTHONPATH", None)
-    with log.open("ab") as file:
+    with log.open("ab", buffering=0) as file:
         file.write(f"$ {' '.join(words)}\n".encode())
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, cwd=cwd)
         assert process.stdout is not None
