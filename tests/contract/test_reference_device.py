@@ -74,8 +74,12 @@ def test_the_rest_of_the_family():
     assert 0 <= reference.utilization("cpu") <= 1
     assert reference.synchronize("cpu") is None
     assert torch.distributed.is_gloo_available() and reference.collective_backend() == "gloo"
-    replay = reference.capture(lambda x: x * 2, (torch.ones(2),), "cpu")
-    assert replay(torch.tensor([3.0])).tolist() == [6.0]
+    x = torch.ones(2)
+    replay = reference.capture(lambda x: (x * 2, [x + 1]), (x,), "cpu")
+    first, _ = replay()
+    x.fill_(3)
+    double, (next_one,) = replay()
+    assert double is first and (double.tolist(), next_one.tolist()) == ([6.0, 6.0], [4.0, 4.0])
 
 
 def test_memory_is_at_least_what_torch_can_still_take():

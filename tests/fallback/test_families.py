@@ -33,7 +33,12 @@ def serve(config, weights, backend, plan):
     model = Spy(create(config, table, torch.float32))
     model.load(weights.items())
     sizes = EngineConfig(
-        num_blocks=32, block_size=BLOCK, vocab_size=config.vocab_size, max_model_len=64, max_num_seqs=8
+        num_blocks=32,
+        block_size=BLOCK,
+        vocab_size=config.vocab_size,
+        max_model_len=64,
+        max_num_seqs=8,
+        enforce_eager=True,  # as a plan prices it
     )
     engine = Engine(model, table, sizes)
     for i, prompt in enumerate(PROMPTS):

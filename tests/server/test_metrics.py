@@ -14,6 +14,8 @@ STATS = EngineStats(
     prefix_queries=100,
     prefix_hits=25,
     preemptions=1,
+    steps=9,
+    captured_steps=6,
     prompt_tokens=50,
     generation_tokens=70,
     utilization=0.5,
@@ -46,6 +48,7 @@ def test_gauges_counters_and_their_old_names() -> None:
     assert got["vllm:prompt_tokens_total"] == 50
     assert got["vllm:generation_tokens_total"] == 70
     assert got["vllm:num_preemptions_total"] == 1
+    assert got["qiao:engine_steps_total"] == 9 and got["qiao:captured_steps_total"] == 6
     assert got["vllm:prefix_cache_queries_total"] == got["vllm:gpu_prefix_cache_queries_total"] == 100
     assert got["vllm:prefix_cache_hits_total"] == 25
     assert got["qiao:fallback_calls_total|attention"] == 7

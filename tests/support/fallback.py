@@ -142,7 +142,7 @@ class Served:
 
 
 def build(table: OpTable, counters: FallbackCounters) -> tuple[Engine, Spy]:
-    """An engine with the checkpoint's weights over ``table``."""
+    """An engine with the checkpoint's weights over ``table``. Nothing is captured: a plan prices eager steps."""
     config, weights = checkpoint()
     model = Spy(create(config, table, torch.float32))
     model.load(weights.items())
@@ -155,6 +155,7 @@ def build(table: OpTable, counters: FallbackCounters) -> tuple[Engine, Spy]:
         max_num_batched_tokens=16,
         max_num_queued=16,
         enable_prefix_caching=False,
+        enforce_eager=True,
     )
 
     def counts() -> list[FallbackCount]:

@@ -251,6 +251,7 @@ def _engine_config(
         max_num_queued=args.max_num_queued_reqs,
         seed=args.seed,
         check_integrity=args.check_integrity,
+        enforce_eager=args.enforce_eager,
     )
 
 

@@ -35,7 +35,7 @@ class OpTable:
     ``sample_device`` the sampling tensors (torch device strings). ``stage_logits`` brings logits to
     ``sample_device`` and is the identity where that is ``device``. Optional hooks with a composite are always
     callable; those without (``decode_attention``, ``prepare_attention``, ``rope_write_kv``, ``swap_blocks``,
-    ``capture``, ``utilization``) are None when absent.
+    ``capture``, ``utilization``) are None when absent. ``capture_sizes`` are the device's (``Capabilities``).
     """
 
     device: str
@@ -62,7 +62,8 @@ class OpTable:
     prepare_attention: Callable[..., Any] | None = None
     rope_write_kv: Callable[..., Tensor] | None = None
     swap_blocks: Callable[..., None] | None = None
-    capture: Callable[..., Callable[..., Any]] | None = None
+    capture: Callable[..., Callable[[], Any]] | None = None
+    capture_sizes: tuple[int, ...] = ()
     utilization: Callable[[str], float] | None = None
 
 

@@ -154,16 +154,21 @@ def test_chips_differ():
 
 def test_a_replay_is_one_launch():
     weight = on(torch.rand(8))
-    example = (on(torch.randn(2, 8)),)
-    replay = plugin.capture(lambda x: plugin.silu_mul(plugin.rms_norm(x, weight, 1e-5)), example, "sim:0")
-    x = torch.randn(2, 8)
-    there = on(x)
+    there = on(torch.randn(2, 8))
+    replay = plugin.capture(lambda x: plugin.silu_mul(plugin.rms_norm(x, weight, 1e-5)), (there,), "sim:0")
+    first, x = replay(), torch.randn(2, 8)
+    there.copy_(x)
     with sim.counted() as c:
-        got = replay(there)
-    assert dict(c.ops) == {"hook.replay": 1} and c["launches"] == 1
+        got = replay()
+    assert dict(c.ops) == {"hook.replay": 1} and c["launches"] == 1 and got is first
     torch.testing.assert_close(sim.peek(got), composites.silu_mul(composites.rms_norm(x, sim.peek(weight), 1e-5)))
-    with pytest.raises(RuntimeError, match="captured"):
-        replay(on(torch.randn(3, 8)))
+
+
+def test_what_reads_the_host_cannot_be_captured():
+    there = on(torch.randn(2, 8))
+    for function in (lambda x: x.cpu(), lambda x: x + on(torch.ones(8)), lambda x: x * x[0, 0].item()):
+        with pytest.raises(NotImplementedError, match="between sim and the host"):
+            plugin.capture(function, (there,), "sim:0")
 
 
 def test_swap_is_one_copy_for_keys_and_one_for_values():

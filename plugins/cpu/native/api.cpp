@@ -146,6 +146,20 @@ QIAO_EXPORT int qiao_cpu_gather_rows(const void* table, long table_rows, long ta
     if (run(table, table_rows, table_stride, row_bytes, ids, out, rows)) throw std::out_of_range("row");
   });
 }
+// out[r][i] = x[r][ids[i]] for elements of 2 or 4 bytes; the stride is in bytes.
+QIAO_EXPORT int qiao_cpu_gather_columns(const char* x, long x_stride, int x_columns, const int64_t* ids, int columns, char* out,
+                                        int rows, int bytes) {
+  return recorded("gather_columns", [=] {
+    for (int i = 0; i < columns; ++i)
+      if (ids[i] < 0 || ids[i] >= x_columns) throw std::out_of_range("column");
+    auto task = [=](int r) {
+      const char* from = x + r * x_stride;
+      char* to = out + long(r) * columns * bytes;
+      for (int i = 0; i < columns; ++i) memcpy(to + long(i) * bytes, from + ids[i] * bytes, bytes == 4 ? 4 : 2);
+    };
+    parallel(rows, task);
+  });
+}
 QIAO_EXPORT int qiao_cpu_convert(void* x, long x_stride, int x_type, void* out, long out_stride, int out_type, int rows,
                                  int size) {
   const Rows in = {x, x_stride, x_type}, to = {out, out_stride, out_type};

@@ -38,8 +38,20 @@ class DeviceSpec:
         raise NotImplementedError
 
     @hookspec
-    def capture(self, function: Callable[..., Any], example: tuple[Any, ...], device: str) -> Callable[..., Any]:
-        """Optional. Record ``function`` on fixed buffers and return a callable that replays it."""
+    def capture(self, function: Callable[..., Any], example: tuple[Any, ...], device: str) -> Callable[[], Any]:
+        """Optional. Record ``function(*example)`` and return a callable without arguments that does the work again.
+
+        The tensors in ``example`` are fixed input buffers: the caller writes new values into them before each replay. A
+        replay reads and writes the same memory as the recording did, and returns the same output tensors, filled anew.
+        They are good until the next recording or replay over the same buffers (tensors that share a storage), so what
+        is recorded over one set of buffers may share its working memory. ``function`` is run at least once; the caller
+        keeps caches and weights alive.
+
+        Raises ``NotImplementedError``, with a reason for people, where something in ``function`` cannot be recorded: a
+        value read on the host, an operator without a kernel of the device. The caller then runs it as it is. In a
+        captured region hooks take what changes from step to step from tensors only: ``kv_lens`` cannot be read there,
+        and ``plan`` is None.
+        """
         raise NotImplementedError
 
     @hookspec

@@ -64,6 +64,8 @@ class Capabilities:
     [blocks, block_size, K, D], ``HND`` is [blocks, K, block_size, D], ``NZ`` is the vendor's own. A cache of each
     of ``kv_dtypes`` (empty: ``dtypes``) works with activations of each of ``dtypes``. ``schemes``
     are the weight formats that ``matmul`` takes. ``tolerances`` loosens the catalog's by (hook, dtype).
+    ``capture_sizes`` are the numbers of sequences for which decode steps are recorded, at the start; a step is filled
+    up to the next one. Empty means that any number is recorded when it first comes.
     """
 
     dtypes: tuple[str, ...]
@@ -74,6 +76,7 @@ class Capabilities:
     schemes: tuple[str, ...] = ("dense",)
     sliding_window: bool = True
     soft_cap: bool = True
+    capture_sizes: tuple[int, ...] = ()
     sdk: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     tolerances: Mapping[tuple[str, str], Tolerance] = field(default_factory=lambda: _EMPTY)
 

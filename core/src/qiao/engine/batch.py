@@ -27,7 +27,7 @@ class Batch:
 
     ``rows`` [B] are the sequences' places in the row table, ``counts`` [B] their new tokens. ``sampled`` are the N
     sequences that get a token, ``sampled_rows`` [N] their places, ``logits_index`` [N] the packed position whose
-    logits each uses.
+    logits each uses. ``decode`` says that each sequence computes its last token and samples the next one, and no more.
     """
 
     rows: Int64
@@ -41,6 +41,7 @@ class Batch:
     sampled: list[Sequence]
     sampled_rows: Int64
     logits_index: Int64
+    decode: bool
 
     def metadata(self, device: str) -> AttentionMetadata:
         """The attention metadata on ``device``."""
@@ -87,6 +88,7 @@ def build_batch(step: Step, table: RowTable, block_size: int) -> Batch:
         sampled=sampled,
         sampled_rows=table.of(sampled, len(sampled)),
         logits_index=index,
+        decode=len(sampled) == len(seqs) == int(query_start[-1]) and not step.forks,
     )
 
 

@@ -28,6 +28,7 @@ class EngineConfig:
     one prompt's chunk (0: only the budget does; no effect without chunked prefill). ``scheduling_policy`` is ``fcfs``
     or ``priority``. More than ``max_num_queued`` waiting sequences are refused. ``seed`` starts the generator that
     seeds unseeded requests. ``check_integrity`` compares blocks and references whenever the engine falls idle.
+    ``enforce_eager`` records no decode steps.
 
     Raises ``ParameterError`` naming the field.
     """
@@ -46,6 +47,7 @@ class EngineConfig:
     max_num_queued: int = 1024
     seed: int = 0
     check_integrity: bool = False
+    enforce_eager: bool = False
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:

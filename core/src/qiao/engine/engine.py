@@ -275,6 +275,7 @@ class Engine:
         totals.preemptions = scheduler.num_preemptions
         if self._ops.utilization is not None:
             totals.utilization = self._ops.utilization(self._ops.device)
+        totals.captured_steps, totals.not_captured = self._runner.captured.steps, self._runner.captured.refusal
         totals.fallbacks = list(self._fallback_counts())
         return copy(totals)
 

@@ -64,7 +64,10 @@ class FallbackCount(msgspec.Struct):
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
-    """A snapshot after a step. Totals only grow; the rest is the state of this moment. Shares are 0 to 1."""
+    """A snapshot after a step. Totals only grow; the rest is the state of this moment. Shares are 0 to 1.
+
+    ``captured_steps`` of ``steps`` were replays of a recorded program; ``not_captured`` says why decode steps are not.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -79,6 +82,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     last_step_tokens: int = 0
     utilization: float | None = None
     fallbacks: list[FallbackCount] = []
+    captured_steps: int = 0
+    not_captured: str = ""
 
 
 class EngineInfo(msgspec.Struct, kw_only=True):

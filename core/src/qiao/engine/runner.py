@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from qiao.contract import AttentionMetadata, KVCache
 from qiao.engine.batch import Batch, build_batch, place
+from qiao.engine.capture import CapturedSteps
 from qiao.engine.config import EngineConfig
 from qiao.engine.logprobs import score_prompt
 from qiao.engine.rows import RowTable
 from qiao.engine.sampler import Sampled, Sampler
 from qiao.engine.scheduler import Step
+from qiao.engine.sequence import Sequence
 from qiao.models.base import Model
 from qiao.optable import OpTable
 
@@ -42,6 +45,7 @@ class Runner:
             for kind in model.shape.attention
             for _ in range(kind.count)
         ]
+        self.captured = CapturedSteps(model, ops, config, self.caches)
         heads = {(a.num_heads, a.num_kv_heads, a.head_dim) for a in model.shape.attention}
         self._plan_heads = heads.pop() if len(heads) == 1 else None
 
@@ -51,6 +55,13 @@ class Runner:
 
     def run(self, step: Step, batch: Batch) -> Sampled:
         """Compute ``batch``, write its keys and values, sample. Raises whatever the model or an operator raises."""
+        logits = self.captured.logits(batch) if batch.decode and not _scores_prompts(step) else None
+        if logits is None:
+            return self._run_eagerly(step, batch)
+        self._rows.computed[batch.rows] += 1
+        return self._sample(logits, batch)
+
+    def _run_eagerly(self, step: Step, batch: Batch) -> Sampled:
         ops, model = self._ops, self._model
         metadata = self._planned(batch.metadata(ops.kv_device))
         token_ids = place(batch.token_ids, ops.device)
@@ -59,15 +70,17 @@ class Runner:
         if step.copies:
             self._copy(step.copies)
         for i, seq in enumerate(step.seqs):
-            if seq.index == 0 and seq.request.params.prompt_logprobs is not None and seq.request.wants_prompt_logprobs:
+            if _scored(seq):
                 start = int(batch.query_start[i])
                 score_prompt(seq, hidden[start : start + step.counts[i]], model, ops)
         self._rows.computed[batch.rows] += batch.counts
         if not batch.sampled:
             return Sampled(np.zeros(0, np.int64), None)
         index = place(batch.logits_index, ops.device)
-        logits = ops.stage_logits(model.logits(hidden.index_select(0, index)))
-        result = self.sampler.sample(logits, batch.sampled_rows)
+        return self._sample(model.logits(hidden.index_select(0, index)), batch)
+
+    def _sample(self, logits: torch.Tensor, batch: Batch) -> Sampled:
+        result = self.sampler.sample(self._ops.stage_logits(logits), batch.sampled_rows)
         self._rows.last_token[batch.sampled_rows] = result.token_ids
         return result
 
@@ -83,3 +96,12 @@ class Runner:
         target = place(np.ascontiguousarray(pairs[:, 1]), self._ops.kv_device)
         for cache in self.caches:
             self._ops.copy_blocks(cache, source, target)
+
+
+def _scored(seq: Sequence) -> bool:
+    """Whether this step scores a part of the prompt of ``seq``."""
+    return seq.index == 0 and seq.request.params.prompt_logprobs is not None and seq.request.wants_prompt_logprobs
+
+
+def _scores_prompts(step: Step) -> bool:
+    return any(_scored(seq) for seq in step.seqs)

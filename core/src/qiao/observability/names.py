@@ -39,6 +39,8 @@ REQUEST_GENERATION = "vllm:request_generation_tokens"
 PARAMS_N = "vllm:request_params_n"
 PARAMS_MAX_TOKENS = "vllm:request_params_max_tokens"
 
+STEPS = "qiao:engine_steps"
+CAPTURED_STEPS = "qiao:captured_steps"
 FALLBACK_CALLS = "qiao:fallback_calls"
 FALLBACK_BYTES = "qiao:fallback_bytes"
 FALLBACK_SECONDS = "qiao:fallback_seconds"

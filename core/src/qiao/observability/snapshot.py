@@ -33,6 +33,8 @@ class Snapshot(Protocol):
     prefix_queries: int
     prefix_hits: int
     preemptions: int
+    steps: int
+    captured_steps: int
     prompt_tokens: int
     generation_tokens: int
     utilization: float | None
@@ -90,6 +92,8 @@ class SnapshotCollector(Collector):
             ((names.PROMPT_TOKENS,), "Prompt tokens taken in.", stats.prompt_tokens),
             ((names.GENERATION_TOKENS,), "Tokens generated.", stats.generation_tokens),
             ((names.PREEMPTIONS,), "Sequences put back to waiting for lack of blocks.", stats.preemptions),
+            ((names.STEPS,), "Steps of the engine.", stats.steps),
+            ((names.CAPTURED_STEPS,), "Steps among them that replayed a recorded program.", stats.captured_steps),
             (names.PREFIX_QUERIES, "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
             (names.PREFIX_HITS, "Prompt tokens found in the prefix cache.", stats.prefix_hits),
         ]

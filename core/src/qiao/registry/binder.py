@@ -44,6 +44,7 @@ def bind(plan: Plan, backend: Backend, counters: FallbackCounters) -> OpTable:
         kv_device=HOST if plan.moved("KV") else device,
         sample_device=HOST if sample_away else device,
         kv_layout=plan.kv_layout,
+        capture_sizes=backend.capabilities.capture_sizes,
         memory_info=backend.hooks["memory_info"],
         synchronize=backend.hooks["synchronize"],
         stage_logits=staged(counters.record("sample")) if sample_away else _same,

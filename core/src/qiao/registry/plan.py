@@ -46,7 +46,10 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A part of a step that a device could record and replay (the engine does not yet), or why it could not."""
+    """A part of a step that the device can record and replay as far as the plan can tell, or why it cannot.
+
+    The engine records decode steps of ``layers``; the device may still refuse what it finds there.
+    """
 
     name: str
     capturable: bool

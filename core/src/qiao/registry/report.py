@@ -75,8 +75,8 @@ def remarks(plan: Plan) -> list[str]:
         for p in plan.placements
         if p.kind in (Kind.COMPOSITE, Kind.UNUSED) and p.operator in (*plan.drop, *plan.failed)
     ]
-    unused = "possible, the engine does not use it yet"
-    notes += [f"capture of {region.name}: {region.reason or unused}" for region in plan.regions]
+    used = {"layers": "decode steps are recorded and replayed", "sampling": "possible, but it runs as it is"}
+    notes += [f"capture of {region.name}: {region.reason or used[region.name]}" for region in plan.regions]
     owner = plan.placement("allocate_kv").place
     kept = f"{plan.shape.cache_dtype}, layout {plan.kv_layout}, blocks of {plan.block_size} tokens"
     notes.append(f"KV cache: on {owner}, {kept}")

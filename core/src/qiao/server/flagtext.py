@@ -38,7 +38,7 @@ FLAG_TEXT: Mapping[str, str] = {
     "max_num_queued_reqs": "most waiting requests; more get 503 with Retry-After",
     "long_prefill_token_threshold": "most tokens of one prompt in a step; 0 for no limit",
     "scheduling_policy": "fcfs or priority",
-    "enforce_eager": "no recorded device programs; nothing is recorded yet, so it changes nothing",
+    "enforce_eager": "run every decode step operator by operator instead of replaying recorded programs",
     "threads": "CPU threads of the engine",
     "check_integrity": "check blocks and references whenever idle (for tests)",
     "host": "address to listen on; 0.0.0.0 for all (vLLM's default)",

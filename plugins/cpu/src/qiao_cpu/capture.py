@@ -8,6 +8,7 @@ other is refused by name, since torch would do it now and never again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -181,6 +182,90 @@ def _cat(memory: Memory, tensors: list[torch.Tensor], dim: int = 0) -> torch.Ten
     return out
 
 
+def _rows(memory: Memory, x: torch.Tensor) -> tuple[tuple[int, int, int], int, int]:
+    """``x`` as the kernels see rows: ((pointer, stride, type), rows, size); a copy where it is none."""
+    if (
+        x.dim() < 2
+        or x.stride(-1) != 1
+        or any(x.stride(i) != x.stride(i + 1) * x.shape[i + 1] for i in range(x.dim() - 2))
+    ):
+        x = x if x.is_contiguous() else _clone(memory, x)
+        rows, size = (1, x.numel()) if x.dim() < 2 else (x.numel() // x.shape[-1], x.shape[-1])
+        return (x.data_ptr(), size, native.TYPES[x.dtype]), rows, size
+    return (x.data_ptr(), x.stride(-2), native.TYPES[x.dtype]), math.prod(x.shape[:-1]), x.shape[-1]
+
+
+def _to_copy(
+    memory: Memory,
+    x: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **options: Any,
+) -> torch.Tensor:
+    func = aten._to_copy.default
+    if device is not None and torch.device(device).type != "cpu":
+        raise refused(func, f" to {device}")
+    if dtype is None or dtype == x.dtype:
+        return _clone(memory, x)
+    out = memory.empty(x.shape, dtype)
+    _floating(func, x, out)
+    source, rows, size = _rows(memory, x)
+    native.check(native.convert(*source, *_rows(memory, out)[0], rows, size))
+    return out
+
+
+def _mul(memory: Memory, x: torch.Tensor, factor: Any) -> torch.Tensor:
+    """By a number: ``float`` of the element times ``float`` of the number, rounded once, as torch does it."""
+    func = aten.mul.Tensor
+    if isinstance(factor, torch.Tensor | complex):
+        raise refused(func, " by a tensor")
+    _floating(func, x)
+    out = memory.empty(x.shape, x.dtype)
+    source, rows, size = _rows(memory, x)
+    native.check(native.scale(*source, float(factor), *_rows(memory, out)[0], rows, size))
+    return out
+
+
+def _add(memory: Memory, x: torch.Tensor, y: Any, *, alpha: Any = 1) -> torch.Tensor:
+    func = aten.add.Tensor
+    if not isinstance(y, torch.Tensor) or y.shape != x.shape or alpha != 1:
+        raise refused(func, " of anything but two tensors of one shape")
+    _floating(func, x, y)
+    out = memory.empty(x.shape, torch.promote_types(x.dtype, y.dtype))
+    first, rows, size = _rows(memory, x)
+    native.check(native.add(*first, *_rows(memory, y)[0], *_rows(memory, out)[0], rows, size))
+    return out
+
+
+def _gather(memory: Memory, func: Any, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Rows of ``table`` [V, E], which must be in one piece each."""
+    if table.dim() != 2 or ids.dim() != 1 or ids.dtype != torch.int64 or table.stride(1) != 1:
+        raise refused(func, " of anything but whole rows by int64 ids")
+    out = memory.empty((ids.shape[0], table.shape[1]), table.dtype)
+    ids = ids if ids.is_contiguous() else _clone(memory, ids)
+    item = table.element_size()
+    where = table.data_ptr(), table.shape[0], table.stride(0) * item, table.shape[1] * item
+    native.check(native.gather_rows(*where, ids.data_ptr(), out.data_ptr(), ids.shape[0]))
+    return out
+
+
+def _embedding(memory: Memory, weight: torch.Tensor, ids: torch.Tensor, *options: Any) -> torch.Tensor:
+    return _gather(memory, aten.embedding.default, weight, ids)
+
+
+def _index_select(memory: Memory, x: torch.Tensor, dim: int, ids: torch.Tensor) -> torch.Tensor:
+    func = aten.index_select.default
+    if dim % x.dim() == 0:
+        return _gather(memory, func, x, ids)
+    if x.dim() != 2 or x.stride(1) != 1 or ids.dtype != torch.int64 or not ids.is_contiguous():
+        raise refused(func, f" of dimension {dim}")
+    out, item = memory.empty((x.shape[0], ids.shape[0]), x.dtype), x.element_size()
+    source = x.data_ptr(), x.stride(0) * item, x.shape[1]
+    native.check(native.gather_columns(*source, ids.data_ptr(), ids.shape[0], out.data_ptr(), x.shape[0], item))
+    return out
+
+
 _HANDLERS: Mapping[Any, Callable[..., torch.Tensor]] = MappingProxyType(
     {
         aten.empty.memory_format: _empty,
@@ -193,5 +278,10 @@ _HANDLERS: Mapping[Any, Callable[..., torch.Tensor]] = MappingProxyType(
         aten.copy_.default: _copy,
         aten.clone.default: _clone,
         aten.cat.default: _cat,
+        aten._to_copy.default: _to_copy,
+        aten.mul.Tensor: _mul,
+        aten.add.Tensor: _add,
+        aten.embedding.default: _embedding,
+        aten.index_select.default: _index_select,
     }
 )

@@ -91,6 +91,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "norm": (_P, _L, _P, _L, _I, _P, _I, _P, _I, _I, _F),
     "gated": (_P, _L, _I, _P, _I, _I, _I),
     "gather_rows": (_P, _L, _L, _L, _P, _P, _I),
+    "gather_columns": (_P, _L, _I, _P, _I, _P, _I, _I),
     "convert": (_P, _L, _I, _P, _L, _I, _I, _I),
     "scale": (_P, _L, _I, _F, _P, _L, _I, _I, _I),
     "add": (_P, _L, _I, _P, _L, _I, _P, _L, _I, _I, _I),
@@ -142,6 +143,7 @@ copy_blocks = _LIBRARY.qiao_cpu_copy_blocks
 norm = _LIBRARY.qiao_cpu_norm
 gated = _LIBRARY.qiao_cpu_gated
 gather_rows = _LIBRARY.qiao_cpu_gather_rows
+gather_columns = _LIBRARY.qiao_cpu_gather_columns
 convert = _LIBRARY.qiao_cpu_convert
 scale = _LIBRARY.qiao_cpu_scale
 add = _LIBRARY.qiao_cpu_add

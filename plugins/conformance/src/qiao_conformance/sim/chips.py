@@ -41,6 +41,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         "full": Chip(_full()),
         "nobf16": Chip(_full(dtypes=("float16", "float32"), kv_dtypes=("float16", "float32"))),
+        "sizes": Chip(_full(capture_sizes=(1, 2, 4))),
         "hnd": Chip(_full(kv_layouts=("HND",), block_sizes=(128,))),
         "dense": Chip(_full(schemes=("dense",))),
         "nowindow": Chip(_full(sliding_window=False, soft_cap=False)),

@@ -117,6 +117,10 @@ class State:
             self.counts["launches"] += 1
             self.ops[name] += 1
 
+    def crossings(self) -> int:
+        """Copies between host and device so far."""
+        return self.counts["h2d"] + self.counts["d2h"]
+
     def synchronize(self, index: int) -> None:
         """Count a wait; late faults raise here."""
         self.counts["syncs"] += 1

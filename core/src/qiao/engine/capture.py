@@ -1,0 +1,169 @@
+"""Decode steps as recorded programs of the device: fixed buffers in, logits out, no Python between the layers.
+
+One program for each batch size, recorded when it is first needed, or at the start for the sizes that a device lists in
+``Capabilities.capture_sizes``; to one of those a smaller batch is filled up with rows that write nowhere. A region that
+the device refuses to record runs eagerly from then on, and the reason is kept for the statistics.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from qiao.contract import AttentionMetadata, KVCache
+from qiao.engine.batch import Batch
+from qiao.engine.config import EngineConfig
+from qiao.models.base import Model
+from qiao.optable import OpTable
+
+logger = logging.getLogger(__name__)
+
+MOST_PROGRAMS = 64
+"""Programs kept; the one used longest ago goes first."""
+
+
+class UnreadLengths(tuple[int, ...]):
+    """In place of host lengths that change from step to step, which a program would keep as they were."""
+
+    def _refuse(self, *args: object) -> NoReturn:
+        raise NotImplementedError("an operator reads kv_lens on the host, which a recorded program cannot follow")
+
+    __iter__ = __getitem__ = __len__ = __contains__ = __eq__ = __hash__ = __add__ = _refuse
+    count = index = _refuse
+
+
+class StepBuffers:
+    """The inputs of all programs, for ``size`` rows of ``width`` blocks; a program sees the first rows.
+
+    On the host they are numpy arrays; the device's tensors share their memory or are copied to in each step. Rows that
+    no sequence uses hold token 0 at position 0 of block 0, with slot -1, so that they read one key and write nothing.
+    """
+
+    def __init__(self, size: int, width: int, device: str) -> None:
+        self._host: dict[str, npt.NDArray[Any]] = {
+            "token_ids": np.zeros(size, np.int64),
+            "positions": np.zeros(size, np.int64),
+            "seq_lens": np.ones(size, np.int32),
+            "block_tables": np.zeros((size, width), np.int32),
+            "slot_mapping": np.full(size, -1, np.int64),
+        }
+        on_host = {name: torch.from_numpy(array) for name, array in self._host.items()}
+        self._copied = device != "cpu"
+        self._tensors = {name: x.to(device) if self._copied else x for name, x in on_host.items()}
+        self._staged = on_host
+        self._query_start = torch.arange(size + 1, dtype=torch.int32).to(device)
+
+    def inputs(self, size: int) -> tuple[torch.Tensor, ...]:
+        """token_ids, positions, query_start, seq_lens, block_tables and slot_mapping of the first ``size`` rows."""
+        t = {name: tensor[:size] for name, tensor in self._tensors.items()}
+        start = self._query_start[: size + 1]
+        return t["token_ids"], t["positions"], start, t["seq_lens"], t["block_tables"], t["slot_mapping"]
+
+    def fill(self, batch: Batch, size: int) -> None:
+        """Put ``batch`` into the first rows and make those up to ``size`` empty."""
+        count, host = len(batch.rows), self._host
+        host["token_ids"][:count] = batch.token_ids
+        host["positions"][:count] = batch.positions
+        host["seq_lens"][:count] = batch.seq_lens
+        host["block_tables"][:count, : batch.block_tables.shape[1]] = batch.block_tables
+        host["slot_mapping"][:count] = batch.slot_mapping
+        if size > count:
+            for name, value in (("token_ids", 0), ("positions", 0), ("seq_lens", 1), ("slot_mapping", -1)):
+                host[name][count:size] = value
+            host["block_tables"][count:size, 0] = 0
+        if self._copied:
+            self._copy(size, batch.block_tables.shape[1])
+
+    def _copy(self, size: int, width: int) -> None:
+        for name, target in self._tensors.items():
+            source = self._staged[name]
+            if name == "block_tables":
+                target, source = target[:, :width], source[:, :width]
+            target[:size].copy_(source[:size])
+
+
+class CapturedSteps:
+    """Runs decode steps by recorded programs. ``refusal`` says why it does not, empty while it does."""
+
+    def __init__(self, model: Model, ops: OpTable, config: EngineConfig, caches: list[KVCache]) -> None:
+        self._model, self._ops, self._caches = model, ops, caches
+        self._programs: OrderedDict[int, Callable[[], torch.Tensor]] = OrderedDict()
+        self._sizes = tuple(sorted(n for n in set(ops.capture_sizes) if n <= config.max_num_seqs))
+        self.steps = 0
+        self.refusal = ""
+        if config.enforce_eager:
+            self.refusal = "--enforce-eager"
+        elif ops.capture is None:
+            self.refusal = "the plan has no capture of layers"
+        if not self.refusal:
+            self._buffers = StepBuffers(config.max_num_seqs, config.max_blocks_per_seq, ops.device)
+            for size in reversed(self._sizes):
+                self._record(size)
+
+    def logits(self, batch: Batch) -> torch.Tensor | None:
+        """Float32 logits [B, V] of ``batch``, whose rows all decode and sample; None where it has to run eagerly.
+
+        They are good until the next call. Raises whatever the device raises.
+        """
+        if self.refusal:
+            return None
+        count = len(batch.rows)
+        size = self._size(count)
+        if not size:
+            return None
+        self._buffers.fill(batch, size)
+        program = self._programs.get(size) or self._record(size)
+        if program is None:
+            return None
+        self._programs.move_to_end(size)
+        logits = program()
+        self.steps += 1
+        return logits if size == count else logits[:count]
+
+    def _size(self, count: int) -> int:
+        """Rows of the program for ``count`` sequences, 0 where there is none: they are more than the largest holds."""
+        if not self._ops.capture_sizes:
+            return count
+        return next((size for size in self._sizes if size >= count), 0)
+
+    def _record(self, size: int) -> Callable[[], torch.Tensor] | None:
+        assert self._ops.capture is not None  # else there is a refusal from the start
+        if self.refusal:
+            return None
+        try:
+            program = self._ops.capture(self._step, self._buffers.inputs(size), self._ops.device)
+        except NotImplementedError as error:
+            self.refusal = str(error)
+            self._programs.clear()
+            logger.info("decode steps are not captured: %s", error)
+            return None
+        self._programs[size] = program
+        if len(self._programs) > max(MOST_PROGRAMS, len(self._sizes)):
+            self._programs.popitem(last=False)
+        return program
+
+    def _step(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        query_start: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_tables: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> torch.Tensor:
+        """What is recorded. ``plan`` is left out: it would be the plan of the step that was recorded."""
+        metadata = AttentionMetadata(
+            query_start=query_start,
+            seq_lens=seq_lens,
+            block_tables=block_tables,
+            slot_mapping=slot_mapping,
+            query_lens=(1,) * len(token_ids),
+            kv_lens=UnreadLengths(),
+        )
+        return self._model.logits(self._model.forward(token_ids, positions, self._caches, metadata))
