@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "elements.h"
 #include "kernels.h"
 #include "pool.h"
 #include "program.h"
@@ -146,20 +147,6 @@ QIAO_EXPORT int qiao_cpu_gather_rows(const void* table, long table_rows, long ta
     if (run(table, table_rows, table_stride, row_bytes, ids, out, rows)) throw std::out_of_range("row");
   });
 }
-// out[r][i] = x[r][ids[i]] for elements of 2 or 4 bytes; the stride is in bytes.
-QIAO_EXPORT int qiao_cpu_gather_columns(const char* x, long x_stride, int x_columns, const int64_t* ids, int columns, char* out,
-                                        int rows, int bytes) {
-  return recorded("gather_columns", [=] {
-    for (int i = 0; i < columns; ++i)
-      if (ids[i] < 0 || ids[i] >= x_columns) throw std::out_of_range("column");
-    auto task = [=](int r) {
-      const char* from = x + r * x_stride;
-      char* to = out + long(r) * columns * bytes;
-      for (int i = 0; i < columns; ++i) memcpy(to + long(i) * bytes, from + ids[i] * bytes, bytes == 4 ? 4 : 2);
-    };
-    parallel(rows, task);
-  });
-}
 QIAO_EXPORT int qiao_cpu_convert(void* x, long x_stride, int x_type, void* out, long out_stride, int out_type, int rows,
                                  int size) {
   const Rows in = {x, x_stride, x_type}, to = {out, out_stride, out_type};
@@ -195,20 +182,21 @@ QIAO_EXPORT int qiao_cpu_sample(const float* logits, long stride, const float* t
   });
 }
 
-// [a][b][bytes] from one place to another, strides in bytes; a source stride of 0 repeats.
-QIAO_EXPORT int qiao_cpu_copy(const char* from, long from_a, long from_b, char* to, long to_a, long to_b, int a, int b, long bytes) {
-  return recorded("copy", [=] {
-    const long least = 65536;  // bytes a task
-    const int per_task = int(std::max(1L, least / std::max(1L, b * bytes)));
-    auto task = [=](int t) {
-      for (int i = t * per_task; i < std::min(a, (t + 1) * per_task); ++i)
-        for (int j = 0; j < b; ++j) memcpy(to + i * to_a + j * to_b, from + i * from_a + j * from_b, bytes);
-    };
-    parallel((a + per_task - 1) / per_task, task);
-  });
+QIAO_EXPORT int qiao_cpu_copy(const Copy* args) {
+  return recorded("copy", [a = *args] { copy(a); });
 }
 QIAO_EXPORT int qiao_cpu_zero(void* to, long bytes) {
   return recorded("zero", [=] { memset(to, 0, bytes); });
+}
+QIAO_EXPORT int qiao_cpu_gather_columns(const char* x, long x_stride, int x_columns, const int64_t* ids, int columns, char* out,
+                                        int rows, int bytes) {
+  return recorded("gather_columns", [=] { gather_columns(x, x_stride, x_columns, ids, columns, out, rows, bytes); });
+}
+QIAO_EXPORT int qiao_cpu_widen_bytes(const void* x, int is_signed, float* out, long n) {
+  return recorded("widen_bytes", [=] { widen_bytes(x, is_signed, out, n); });
+}
+QIAO_EXPORT int qiao_cpu_combine(const Combine* args) {
+  return recorded("combine", [a = *args] { combine(a); });
 }
 
 // Calls of this thread are run and added to a new program until `record_end`. Null where this thread records already.

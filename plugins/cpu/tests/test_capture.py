@@ -140,3 +140,47 @@ def test_steps_are_named(x):
         "silu_mul",
         *["copy"] * 2,
     ]
+
+
+IDS, COLUMNS = torch.tensor([5, 0, 3, 3]), torch.randperm(SIZE, generator=generator(9))
+TABLE = torch.randn(20, SIZE, generator=generator(8))
+CODES = torch.randint(-128, 128, (6, SIZE), generator=generator(7), dtype=torch.int8)
+
+LIGHT = {
+    "embedding": lambda x: torch.nn.functional.embedding(IDS, x),
+    "rows": lambda x: x.index_select(0, IDS),
+    "columns": lambda x: x.index_select(1, COLUMNS),
+    "float": lambda x: x.float(),
+    "bfloat16": lambda x: x[:, 8:24].bfloat16(),
+    "float16": lambda x: x.t().half(),
+    "scale": lambda x: x.view(3, 2, SIZE)[:, 1] * 1.7,
+    "scale of columns": lambda x: x[:, ::2] * -0.3,
+    "sum": lambda x: x + x.view(2, 3, SIZE).transpose(0, 1).reshape(6, SIZE),
+    "sum of types": lambda x: x + x.float(),
+    "sum with repetition": lambda x: x.float().view(6, 4, 16) + x.float()[:, :4].unsqueeze(-1),
+    "product with repetition": lambda x: x.float().view(6, 4, 16) * x.float()[:, :4].unsqueeze(-1),
+    "difference with repetition": lambda x: x.float()[2] - x.float()[:, 3:4],
+    "bytes": lambda x: CODES.float() * x.float(),
+    "unsigned bytes": lambda x: CODES.view(torch.uint8).float() - x.float(),
+    "zeros": lambda x: torch.zeros_like(x).copy_(x) + x.new_zeros(6, SIZE),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", LIGHT)
+def test_light_operators_equal_torchs_to_the_bit(x, name, dtype):
+    x = x.to(dtype)
+    replay = qiao_cpu.capture(LIGHT[name], (x,), "cpu")
+    x.copy_(torch.randn(6, SIZE, generator=generator(4)))
+    got, want = replay(), LIGHT[name](x)
+    assert got.dtype == want.dtype and torch.equal(got, want)
+
+
+def test_an_id_outside_the_table_is_an_error_that_names_the_step():
+    ids = torch.tensor([1, 2])
+    replay = qiao_cpu.capture(lambda ids: TABLE.index_select(0, ids), (ids,), "cpu")
+    ids[1] = 20
+    with pytest.raises(IndexError, match="gather_rows"):
+        replay()
+    ids[1] = 19
+    assert torch.equal(replay(), TABLE[ids])

@@ -76,9 +76,9 @@ class Capabilities:
     schemes: tuple[str, ...] = ("dense",)
     sliding_window: bool = True
     soft_cap: bool = True
-    capture_sizes: tuple[int, ...] = ()
     sdk: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     tolerances: Mapping[tuple[str, str], Tolerance] = field(default_factory=lambda: _EMPTY)
+    capture_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ other is refused by name, since torch would do it now and never again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_long
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +23,9 @@ from qiao_cpu import native
 from qiao_cpu.memory import Memory, memory_for
 
 aten = torch.ops.aten
+
+_ADD, _SUBTRACT, _MULTIPLY = range(3)
+"""``enum Operation`` of elements.h."""
 
 
 @hookimpl
@@ -134,16 +138,16 @@ def _zeroed(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return zeros
 
 
-def _joint(source: torch.Tensor, target: torch.Tensor) -> list[tuple[int, int, int]]:
-    """(size, stride, stride) of the common dimensions, neighbours joined where both are evenly spaced."""
-    joint: list[tuple[int, int, int]] = []
-    for size, a, b in zip(target.shape, source.stride(), target.stride(), strict=True):
+def _joint(shape: Sequence[int], *tensors: torch.Tensor) -> list[tuple[int, ...]]:
+    """(size, stride in each tensor) of the common dimensions, neighbours joined where all are evenly spaced."""
+    joint: list[tuple[int, ...]] = []
+    for size, *strides in zip(shape, *(x.stride() for x in tensors), strict=True):
         if size == 1:
             continue
-        if joint and joint[-1][1] == size * a and joint[-1][2] == size * b:
-            joint[-1] = (joint[-1][0] * size, a, b)
+        if joint and all(outer == size * inner for outer, inner in zip(joint[-1][1:], strides, strict=True)):
+            joint[-1] = (joint[-1][0] * size, *strides)
         else:
-            joint.append((size, a, b))
+            joint.append((size, *strides))
     return joint
 
 
@@ -154,16 +158,15 @@ def _copy(memory: Memory, target: torch.Tensor, source: torch.Tensor, non_blocki
         raise refused(func, f" from {source.dtype} to {target.dtype}")
     if not target.numel():
         return target
-    outer, inner = _joint(source.expand(target.shape), target), 1
+    outer, inner = _joint(target.shape, source.expand(target.shape), target), 1
     if outer and outer[-1][1:] == (1, 1):
         inner = outer.pop()[0]
     if len(outer) > 2:
         raise refused(func, f" with strides {tuple(source.stride())} to {tuple(target.stride())}")
-    outer = [(1, 0, 0)] * (2 - len(outer)) + outer
     item = target.element_size()
-    (a, from_a, to_a), (b, from_b, to_b) = [(size, f * item, t * item) for size, f, t in outer]
-    data = source.data_ptr(), from_a, from_b, target.data_ptr(), to_a, to_b
-    native.check(native.copy(*data, a, b, inner * item))
+    (a, from_a, to_a), (b, from_b, to_b) = [(1, 0, 0)] * (2 - len(outer)) + outer
+    strides = source.data_ptr(), from_a * item, from_b * item, target.data_ptr(), to_a * item, to_b * item
+    native.check(native.copy(native.Copy(*strides, a, b, inner * item)))
     return target
 
 
@@ -209,33 +212,65 @@ def _to_copy(
     if dtype is None or dtype == x.dtype:
         return _clone(memory, x)
     out = memory.empty(x.shape, dtype)
+    if x.dtype in (torch.int8, torch.uint8) and dtype == torch.float32:
+        x = x if x.is_contiguous() else _clone(memory, x)
+        native.check(native.widen_bytes(x.data_ptr(), x.dtype == torch.int8, out.data_ptr(), x.numel()))
+        return out
     _floating(func, x, out)
     source, rows, size = _rows(memory, x)
     native.check(native.convert(*source, *_rows(memory, out)[0], rows, size))
     return out
 
 
-def _mul(memory: Memory, x: torch.Tensor, factor: Any) -> torch.Tensor:
+def _combined(memory: Memory, func: Any, operation: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Element by element in float32, one of them repeated where it has one for several of the other."""
+    if x.dtype != torch.float32 or y.dtype != torch.float32:
+        raise refused(func, f" of {x.dtype} and {y.dtype}")
+    out = memory.empty(torch.broadcast_shapes(x.shape, y.shape), torch.float32)
+    if not out.numel():
+        return out
+    joint = _joint(out.shape, x.expand(out.shape), y.expand(out.shape), out)
+    if len(joint) > 3:
+        raise refused(func, " with these strides")
+    sizes, x_strides, y_strides, _ = zip(*([(1, 0, 0, 0)] * (3 - len(joint)) + joint), strict=True)
+    vectors = [(c_long * 3)(*v) for v in (sizes, x_strides, y_strides)]
+    args = native.Combine(operation, x.data_ptr(), y.data_ptr(), out.data_ptr(), *vectors)
+    native.check(native.combine(args))
+    return out
+
+
+def _mul(memory: Memory, x: torch.Tensor, y: Any) -> torch.Tensor:
     """By a number: ``float`` of the element times ``float`` of the number, rounded once, as torch does it."""
     func = aten.mul.Tensor
-    if isinstance(factor, torch.Tensor | complex):
-        raise refused(func, " by a tensor")
+    if isinstance(y, torch.Tensor):
+        return _combined(memory, func, _MULTIPLY, x, y)
     _floating(func, x)
+    if isinstance(y, complex):
+        raise refused(func, " by a complex number")
     out = memory.empty(x.shape, x.dtype)
     source, rows, size = _rows(memory, x)
-    native.check(native.scale(*source, float(factor), *_rows(memory, out)[0], rows, size))
+    native.check(native.scale(*source, float(y), *_rows(memory, out)[0], rows, size))
     return out
 
 
 def _add(memory: Memory, x: torch.Tensor, y: Any, *, alpha: Any = 1) -> torch.Tensor:
     func = aten.add.Tensor
-    if not isinstance(y, torch.Tensor) or y.shape != x.shape or alpha != 1:
-        raise refused(func, " of anything but two tensors of one shape")
+    if not isinstance(y, torch.Tensor) or alpha != 1:
+        raise refused(func, " of anything but two tensors")
+    if x.shape != y.shape:
+        return _combined(memory, func, _ADD, x, y)
     _floating(func, x, y)
     out = memory.empty(x.shape, torch.promote_types(x.dtype, y.dtype))
     first, rows, size = _rows(memory, x)
     native.check(native.add(*first, *_rows(memory, y)[0], *_rows(memory, out)[0], rows, size))
     return out
+
+
+def _sub(memory: Memory, x: torch.Tensor, y: Any, *, alpha: Any = 1) -> torch.Tensor:
+    func = aten.sub.Tensor
+    if not isinstance(y, torch.Tensor) or alpha != 1:
+        raise refused(func, " of anything but two tensors")
+    return _combined(memory, func, _SUBTRACT, x, y)
 
 
 def _gather(memory: Memory, func: Any, table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -281,6 +316,7 @@ _HANDLERS: Mapping[Any, Callable[..., torch.Tensor]] = MappingProxyType(
         aten._to_copy.default: _to_copy,
         aten.mul.Tensor: _mul,
         aten.add.Tensor: _add,
+        aten.sub.Tensor: _sub,
         aten.embedding.default: _embedding,
         aten.index_select.default: _index_select,
     }

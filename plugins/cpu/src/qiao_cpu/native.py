@@ -76,6 +76,29 @@ class RotaryArgs(ctypes.Structure):
     )
 
 
+class Copy(ctypes.Structure):
+    """``struct Copy`` of elements.h."""
+
+    _fields_ = (
+        ("source", c_void_p),
+        *((name, c_long) for name in ("source_a", "source_b")),
+        ("target", c_void_p),
+        *((name, c_long) for name in ("target_a", "target_b")),
+        *((name, c_int) for name in ("a", "b")),
+        ("bytes", c_long),
+    )
+
+
+class Combine(ctypes.Structure):
+    """``struct Combine`` of elements.h."""
+
+    _fields_ = (
+        ("operation", c_int),
+        *((name, c_void_p) for name in ("x", "y", "out")),
+        *((name, c_long * 3) for name in ("size", "x_stride", "y_stride")),
+    )
+
+
 _P, _I, _L, _F = c_void_p, c_int, c_long, c_float
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "select": (c_char_p,),
@@ -98,8 +121,10 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "soft_cap": (_P, _L, _I, _F, _P, _L, _I, _I, _I),
     "argmax": (_P, _L, _P, _I, _I),
     "sample": (_P, _L, _P, _P, _P, _P, _P, _P, _I, _I),
-    "copy": (_P, _L, _L, _P, _L, _L, _I, _I, _L),
+    "copy": (POINTER(Copy),),
     "zero": (_P, _L),
+    "widen_bytes": (_P, _I, _P, _L),
+    "combine": (POINTER(Combine),),
     "replay": (_P, POINTER(c_int)),
     "program_size": (_P,),
 }
@@ -152,6 +177,8 @@ argmax = _LIBRARY.qiao_cpu_argmax
 sample = _LIBRARY.qiao_cpu_sample
 copy = _LIBRARY.qiao_cpu_copy
 zero = _LIBRARY.qiao_cpu_zero
+widen_bytes = _LIBRARY.qiao_cpu_widen_bytes
+combine = _LIBRARY.qiao_cpu_combine
 
 _OUTSIDE, _NOT_RECORDABLE = 2, 3
 
