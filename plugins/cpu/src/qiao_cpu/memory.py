@@ -6,7 +6,7 @@ import math
 import mmap
 import weakref
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import torch
@@ -55,7 +55,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._chunks: list[_Chunk] = []
-        self._blocks: dict[int, weakref.finalize[..., None]] = {}
+        self._blocks: dict[int, Callable[[], object]] = {}
 
     @property
     def nbytes(self) -> int:
