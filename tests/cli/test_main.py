@@ -26,7 +26,7 @@ try:
     main(["--help"])
 except SystemExit as stop:
     assert not stop.code
-heavy = {"torch", "transformers", "numpy", "fastapi", "httpx", "zmq", "qiao_reference"} & set(sys.modules)
+heavy = {"torch", "transformers", "numpy", "fastapi", "httpx", "qiao_reference"} & set(sys.modules)
 print("HEAVY", sorted(heavy))
 """
     result = python(code, COLUMNS="120")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 
 import psutil
 import pytest
@@ -18,7 +17,8 @@ from qiao.engine.request import EngineRequest
 from qiao.errors import EngineDeadError, KernelError, ModelError, OverloadedError, ParameterError, QiaoError
 from qiao.sampling_params import SamplingParams
 from qiao.transport import EngineClient, EngineState
-from qiao.transport.process import HostOptions
+from qiao.transport.messages import FromEngine
+from qiao.transport.process import EngineProcess, HostOptions
 
 from tests.support.server import DIE, EOS, FAULT, FULL, RAISE, chain
 
@@ -233,14 +233,29 @@ def test_the_child_ignores_terminal_signals_and_ends_with_a_killed_parent() -> N
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_the_socket_lies_in_a_private_directory_that_is_removed() -> None:
+def test_the_socket_has_no_name_that_others_could_connect_to() -> None:
     async def scenario() -> None:
-        client = EngineClient(args(), OPTIONS)
-        await client.start()
-        assert client._process is not None
-        folder = Path(client._process._folder)
-        assert folder.stat().st_mode & 0o777 == 0o700
-        await client.stop()
-        assert not folder.exists()
+        async with running() as client:
+            found = psutil.Process(client.pid).net_connections(kind="unix")
+            assert found
+            assert not any(connection.laddr or connection.raddr for connection in found)
+
+    asyncio.run(scenario())
+
+
+def test_a_message_that_cannot_be_taken_in_ends_the_child() -> None:
+    async def scenario() -> None:
+        errors: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+
+        def received(message: FromEngine) -> None:
+            raise ValueError("not understood")
+
+        process = await EngineProcess.spawn(args(), OPTIONS, received)
+        try:
+            assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
+            assert [str(error) for error in errors] == ["not understood"]
+        finally:
+            process.close()
 
     asyncio.run(scenario())

@@ -25,7 +25,7 @@ from qiao.observability.machine import open_files_limit, read_cpu
 CHILD_TIMEOUT = 120.0
 """Seconds for importing torch and probing all plugins."""
 
-_LIBRARIES = ("transformers", "safetensors", "gguf", "msgspec", "pyzmq", "fastapi", "uvicorn")
+_LIBRARIES = ("transformers", "safetensors", "gguf", "msgspec", "fastapi", "uvicorn")
 _COMPILERS = ("c++", "g++", "clang++")
 
 

@@ -108,7 +108,11 @@ class OutputProcessor:
                 self._stopped_here = True
         if output.error is not None:
             self.result.error = output.error
-        if all(a.output.finish_reason is not None for a in self._answers) and not self.result.finished:
+        if (
+            answer.output.finish_reason is not None
+            and not self.result.finished
+            and all(a.output.finish_reason is not None for a in self._answers)
+        ):
             self.result.finished = True
             assert self.result.metrics is not None
             self.result.metrics.finished_time = time.time()

@@ -29,19 +29,22 @@ class RequestClock:
 
     def note(self, output: SequenceOutput, deltas: Sequence[OutputDelta]) -> None:
         """Take in one output of the engine; ``deltas`` is what the client gets of it, nothing after a stop string."""
-        now = time.time()
+        made = 0
         for delta in deltas:
-            self._tokens += len(delta.token_ids)
+            made += len(delta.token_ids)
             if delta.finish_reason is not None:
                 self._reasons[delta.index] = delta.finish_reason
-        if not any(delta.token_ids for delta in deltas):
+        if not made:
             return
-        if self._first is None:
+        self._tokens += made
+        now = time.time()
+        last = self._last.get(output.index)
+        if last is not None:
+            self._metrics.next_token(now - last)
+        elif self._first is None:
             self._scheduled = output.scheduled
             self._first = output.first_token or now
             self._metrics.first_token(max(0.0, now - self._request.arrival))
-        if output.index in self._last:
-            self._metrics.next_token(now - self._last[output.index])
         self._last[output.index] = now
 
     def finish(self, failed: bool) -> None:

@@ -98,7 +98,7 @@ class _Server:
         self._interrupted.set()
         if self._signals > 1:
             logger.warning("second signal: ending at once")
-            self._client.abandon()
+            self._client.kill()
             os._exit(128 + number)
         if self._state is None or self._http is None:
             return

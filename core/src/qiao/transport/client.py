@@ -7,16 +7,15 @@ import contextlib
 import logging
 import signal
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from enum import Enum
 from typing import Any
 
-import zmq.asyncio
-
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
 from qiao.errors import EngineDeadError, KernelError, OverloadedError, ParameterError, QiaoError
-from qiao.transport.messages import Aborted, Failed, FromEngine, Ready, Refused, Stop, Submit, rebuild_error
+from qiao.transport.messages import Aborted, Failed, FromEngine, Ready, Refused, Step, Stop, Submit, rebuild_error
 from qiao.transport.process import EngineProcess, HostOptions
 
 logger = logging.getLogger(__name__)
@@ -48,6 +47,37 @@ class EngineState(Enum):
 _Item = SequenceOutput | QiaoError
 
 
+class Mailbox:
+    """What one reader has not read yet. An ``asyncio.Queue`` without what one reader does not need."""
+
+    def __init__(self) -> None:
+        self._items: deque[_Item] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: _Item) -> None:
+        """Add ``item`` and wake the reader."""
+        self._items.append(item)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def take(self) -> _Item | None:
+        """The next item, None where there is none."""
+        return self._items.popleft() if self._items else None
+
+    async def wait(self) -> _Item:
+        """The next item as soon as there is one."""
+        while not self._items:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._items.popleft()
+
+
 class EngineClient:
     """One engine process, used from one asyncio loop.
 
@@ -70,10 +100,9 @@ class EngineClient:
         self._max_restarts = max_restarts
         self._backoff = backoff
         self._max_unread = max_unread
-        self._context = zmq.asyncio.Context()
         self._process: EngineProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._streams: dict[str, asyncio.Queue[_Item]] = {}
+        self._streams: dict[str, Mailbox] = {}
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
         self._failure: QiaoError | None = None
@@ -138,7 +167,6 @@ class EngineClient:
                 self.kill()
                 with contextlib.suppress(asyncio.CancelledError):
                     await self._supervisor
-        self._context.destroy(linger=0)
 
     def kill(self) -> None:
         """End the engine at once, without waiting."""
@@ -148,17 +176,10 @@ class EngineClient:
         elif self._supervisor is not None:
             self._supervisor.cancel()
 
-    def abandon(self) -> None:
-        """For a front end that is about to exit without clean-up: kill the engine and remove its socket's directory."""
-        process = self._process
-        self.kill()
-        if process is not None:
-            process.remove_folder()
-
     def fail_running(self, why: str) -> None:
         """End every running request with an ``EngineDeadError`` that says ``why``, and abort it in the engine."""
         for stream in self._streams.values():
-            stream.put_nowait(EngineDeadError(why))
+            stream.put(EngineDeadError(why))
         self.abort(list(self._streams))
 
     def abort(self, request_ids: Sequence[str], index: int | None = None) -> None:
@@ -178,17 +199,19 @@ class EngineClient:
             raise EngineDeadError(self._unavailable())
         if request.request_id in self._streams:
             raise ParameterError("request_id", f"{request.request_id!r} is already running")
-        stream: asyncio.Queue[_Item] = asyncio.Queue()
+        stream = Mailbox()
         self._streams[request.request_id] = stream
         self._process.send(Submit(request))
         running = set(range(request.params.n))
-        taken = 0
+        backlog = 0
         try:
             while running:
-                item = await stream.get()
-                taken += 1
-                if taken % FAIR_EVERY == 0:
-                    await asyncio.sleep(0)  # get() does not wait while there is something; others must have their turn
+                item = stream.take()
+                backlog = 0 if item is None else backlog + 1
+                if item is None:
+                    item = await stream.wait()
+                elif backlog % FAIR_EVERY == 0:
+                    await asyncio.sleep(0)  # others must have a turn
                 if isinstance(item, QiaoError):
                     raise item
                 if item.finish_reason == "error":
@@ -237,38 +260,32 @@ class EngineClient:
         if self.state is EngineState.READY:
             self.state = EngineState.STARTING
         for stream in self._streams.values():
-            stream.put_nowait(EngineDeadError(f"the engine ended while it worked on this request: {error}"))
+            stream.put(EngineDeadError(f"the engine ended while it worked on this request: {error}"))
 
     async def _run_once(self) -> QiaoError:
         """Spawn one engine and serve it to its end; why it ended."""
-        self._process = process = await EngineProcess.spawn(self._context, self._args, self._options)
+        cause: asyncio.Future[QiaoError] = asyncio.get_running_loop().create_future()
+
+        def received(message: FromEngine) -> None:
+            if not isinstance(message, Failed):
+                self._take(message)
+            elif not cause.done():
+                cause.set_result(rebuild_error(message.error))
+
+        self._process = process = await EngineProcess.spawn(self._args, self._options, received)
         if self._stopping:
             process.kill()
-        cause: asyncio.Future[QiaoError] = asyncio.get_running_loop().create_future()
-        reader = asyncio.create_task(self._read(process, cause), name="engine-reader")
-        reader.add_done_callback(lambda _: process.kill())  # a message that cannot be read must not leave it hanging
         try:
             status = await process.wait()
             if status > 0:
                 await asyncio.wait([cause], timeout=LAST_WORDS_SECONDS)
             return cause.result() if cause.done() else EngineDeadError(_explain_exit(status))
         finally:
-            reader.cancel()
             process.kill()
             process.close()
             self._process = None
 
-    async def _read(self, process: EngineProcess, cause: asyncio.Future[QiaoError]) -> None:
-        while True:
-            message = await process.receive()
-            await asyncio.sleep(0)  # receive() does not wait while there is something
-            if isinstance(message, Failed):
-                if not cause.done():
-                    cause.set_result(rebuild_error(message.error))
-            else:
-                self._take(message)
-
-    def _take(self, message: FromEngine) -> None:
+    def _take(self, message: Ready | Refused | Step) -> None:
         if isinstance(message, Ready):
             self._info, self.state, self._ready_at = message.info, EngineState.READY, time.monotonic()
             assert self._started is not None
@@ -276,8 +293,8 @@ class EngineClient:
                 self._started.set_result(message.info)
         elif isinstance(message, Refused):
             if (stream := self._streams.get(message.request_id)) is not None:
-                stream.put_nowait(rebuild_error(message.error))
-        elif not isinstance(message, Failed):
+                stream.put(rebuild_error(message.error))
+        else:
             self._stats = message.stats or self._stats
             for output in message.outputs:
                 self._deliver(output)
@@ -286,12 +303,12 @@ class EngineClient:
         stream = self._streams.get(output.request_id)
         if stream is None:
             return
-        if stream.qsize() >= self._max_unread:
+        if len(stream) >= self._max_unread:
             del self._streams[output.request_id]
             self.abort([output.request_id])
-            stream.put_nowait(OverloadedError("the client reads more slowly than the engine writes; request ended"))
+            stream.put(OverloadedError("the client reads more slowly than the engine writes; request ended"))
         else:
-            stream.put_nowait(output)
+            stream.put(output)
 
 
 def _explain_exit(status: int) -> str:

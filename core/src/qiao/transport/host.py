@@ -1,12 +1,14 @@
 """The engine process: receive requests, step while there is work, sleep on the socket when there is none.
 
-Started by ``EngineClient``. The first line of standard input is JSON: the socket's address and the engine's arguments.
+Started by ``EngineClient``. The first line of standard input is JSON: the socket and the engine's arguments.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
 import sys
 import time
 import traceback
@@ -14,12 +16,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
-import zmq
 
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
 from qiao.errors import QiaoError
 from qiao.observability.logs import configure_logging
+from qiao.transport.channel import BlockingChannel
 from qiao.transport.messages import (
     Aborted,
     Failed,
@@ -71,16 +73,16 @@ Build = Callable[[EngineArgs], tuple[HostedEngine, EngineInfo]]
 class EngineLoop:
     """One engine at one socket."""
 
-    def __init__(self, engine: HostedEngine, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, engine: HostedEngine, channel: BlockingChannel) -> None:
         self._engine = engine
-        self._socket = socket
+        self._channel = channel
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
         self._last_stats = 0.0
 
     def send(self, message: FromEngine) -> None:
-        """Blocks while the front end is more than a thousand messages behind."""
-        self._socket.send(self._encoder.encode(message))
+        """Blocks while the front end is a socket buffer behind."""
+        self._channel.send(self._encoder.encode(message))
 
     def run(self) -> None:
         """Return when the front end says stop. Raises what a step raised."""
@@ -97,20 +99,19 @@ class EngineLoop:
                 self.send(Step(outputs))
 
     def _receive(self, wait: bool) -> bool:
-        """Take in all waiting messages, at least one if ``wait``. False when told to stop."""
-        flags = 0 if wait else zmq.NOBLOCK
-        while True:
-            try:
-                message = self._decoder.decode(self._socket.recv(flags))
-            except zmq.Again:
-                return True
+        """Take in all waiting messages, at least one if ``wait``. False when told to stop, or nobody is there."""
+        payloads = self._channel.receive(wait)
+        if payloads is None:
+            return False
+        for payload in payloads:
+            message = self._decoder.decode(payload)
             if isinstance(message, Stop):
                 return False
             if isinstance(message, Aborted):
                 self._engine.abort(message.request_ids, message.index)
             else:
                 self._submit(message)
-            flags = zmq.NOBLOCK
+        return True
 
     def _submit(self, message: Submit) -> None:
         try:
@@ -134,22 +135,20 @@ def main(build: Build = build) -> None:
     end_with_parent(0)
     os.dup2(2, 1)  # what libraries print must not mix with the parent's own output
     configure_logging(start.log_level, json_lines=start.log_json)
-    context = zmq.Context()
-    socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-    socket.connect(start.address)
+    channel = BlockingChannel(socket.socket(fileno=start.fd))
     status = 0
     try:
         engine, info = build(start.args)
-        loop = EngineLoop(engine, socket)
+        loop = EngineLoop(engine, channel)
         loop.send(Ready(info))
         loop.run()
     except Exception as error:
         status = 1
         if not isinstance(error, QiaoError):
             traceback.print_exc()
-        socket.send(msgspec.msgpack.encode(Failed(describe_error(error))))
-    socket.close(linger=2000)
-    context.term()
+        with contextlib.suppress(OSError):
+            channel.send(msgspec.msgpack.encode(Failed(describe_error(error))))
+    channel.close()
     sys.stderr.flush()
     os._exit(status)  # native runtimes may hang in their exit handlers
 

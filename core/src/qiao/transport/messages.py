@@ -1,6 +1,6 @@
-"""The messages between a front end and an engine: msgpack of tagged structs, one struct a ZeroMQ message.
+"""The messages between a front end and an engine: msgpack of tagged structs, one struct a message of the channel.
 
-Nothing here knows the address, so the same messages go over a local socket or over TCP. No pickle anywhere.
+Nothing here knows the socket, so the same messages go over a local one or over TCP. No pickle anywhere.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from qiao.errors import QiaoError
 
 
 class Start(msgspec.Struct):
-    """The first line on the engine's standard input, as JSON: where to connect and what to build."""
+    """The first line on the engine's standard input, as JSON: its end of the socket, and what to build."""
 
-    address: str
+    fd: int
     args: EngineArgs
     log_level: str = "info"
     log_json: bool = False

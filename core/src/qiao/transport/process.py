@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
+import socket
 import sys
-import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from qiao.config import EngineArgs
+from qiao.transport.channel import LoopChannel
 from qiao.transport.messages import FromEngine, Start, ToEngine
 
 HOST_MODULE = "qiao.transport.host"
@@ -30,32 +28,38 @@ class HostOptions:
 
 
 class EngineProcess:
-    """A spawned child. The socket lies in a directory that only this user can enter (mode 0700)."""
+    """A spawned child and the socket pair to it, which nobody else can reach: it has no name."""
 
-    def __init__(self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, folder: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, channel: LoopChannel) -> None:
         self._process = process
-        self._socket = socket
-        self._folder = folder
+        self._channel = channel
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
     @classmethod
-    async def spawn(cls, context: zmq.asyncio.Context, args: EngineArgs, options: HostOptions) -> EngineProcess:
-        """Start the child and hand it its arguments as one line of JSON on standard input."""
-        folder = tempfile.mkdtemp(prefix="qiao-")
-        address = f"ipc://{folder}/engine"
-        socket = context.socket(zmq.DEALER)
-        socket.bind(address)
+    async def spawn(
+        cls, args: EngineArgs, options: HostOptions, received: Callable[[FromEngine], None]
+    ) -> EngineProcess:
+        """Start the child and hand it its arguments as one line of JSON on standard input.
+
+        ``received`` gets each message, from the loop; a message that cannot be read ends the child.
+        """
+        ours, theirs = socket.socketpair()
         # ``-c`` instead of ``-m``, and the working directory off the path: a folder named like a library must not
         # shadow it.
         code = f"import sys; sys.path[:1] = []; from {options.module} import main; main()"
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdin=asyncio.subprocess.PIPE)
-        start = Start(address=address, args=args, log_level=options.log_level, log_json=options.log_json)
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", code, stdin=asyncio.subprocess.PIPE, pass_fds=[theirs.fileno()]
+            )
+            fd = theirs.fileno()
+        start = Start(fd=fd, args=args, log_level=options.log_level, log_json=options.log_json)
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):
             process.stdin.write(msgspec.json.encode(start) + b"\n")
             await process.stdin.drain()
-        return cls(process, socket, folder)
+        channel = LoopChannel(_decoding(received, process))
+        await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
+        return cls(process, channel)
 
     @property
     def pid(self) -> int:
@@ -64,12 +68,7 @@ class EngineProcess:
 
     def send(self, message: ToEngine) -> None:
         """Queue a message to the child without waiting. What a dying child no longer takes is dropped."""
-        sent = asyncio.ensure_future(self._socket.send(self._encoder.encode(message)))
-        sent.add_done_callback(_ignore)
-
-    async def receive(self) -> FromEngine:
-        """The child's next message."""
-        return self._decoder.decode(await self._socket.recv())
+        self._channel.send(self._encoder.encode(message))
 
     async def wait(self) -> int:
         """Until the child has ended: its exit status."""
@@ -81,15 +80,19 @@ class EngineProcess:
             self._process.kill()
 
     def close(self) -> None:
-        """Close the socket and remove its directory."""
-        self._socket.close(linger=0)
-        self.remove_folder()
-
-    def remove_folder(self) -> None:
-        """Remove the socket's directory."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Close the socket."""
+        self._channel.close()
 
 
-def _ignore(sent: asyncio.Future[Any]) -> None:
-    if not sent.cancelled():
-        sent.exception()
+def _decoding(received: Callable[[FromEngine], None], process: asyncio.subprocess.Process) -> Callable[[bytes], None]:
+    decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+    def take(payload: bytes) -> None:
+        try:
+            received(decoder.decode(payload))
+        except Exception:  # the stream cannot be trusted any more, and a child without a reader would hang
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            raise
+
+    return take

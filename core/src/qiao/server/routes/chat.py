@@ -37,7 +37,7 @@ from qiao.server.routes.shared import (
     wants_usage,
 )
 from qiao.server.state import ServerState, state_of
-from qiao.server.streaming import event, json_answer, stream_answer, unless_gone
+from qiao.server.streaming import TextEvents, event, json_answer, stream_answer, unless_gone
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -51,7 +51,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     engine_request = await call.request()
     if body.stream:
         return await stream_answer(request, call.stream(engine_request))
-    return json_answer(await unless_gone(request, call.collect(engine_request)))
+    return json_answer(await unless_gone(request.receive, call.collect(engine_request)))
 
 
 def template_options(body: ChatRequest) -> dict[str, Any]:
@@ -147,7 +147,8 @@ class ChatCall:
     async def stream(self, request: EngineRequest) -> AsyncGenerator[bytes, None]:
         """The role of each answer, then what is new as it comes, then the usage if asked for."""
         last, each = wants_usage(self._body.stream_options, self._state.server_args.enable_force_include_usage)
-        sent = {index: Sent() for index in range(request.params.n)}
+        sent = {index: Sent(self._text_events(index, last)) for index in range(request.params.n)}
+        plain = not (each or self._shows_tokens)
         opened = False
         with counted(self._state):
             async with aclosing(run(self._state, request, None)) as results:
@@ -158,11 +159,28 @@ class ChatCall:
                         for chunk in self._openings(request.params.n):
                             yield self._event(chunk, last, each, result)
                     for answer in result.outputs:
-                        if (choice := self._news(answer, sent[answer.index])) is not None:
+                        progress = sent[answer.index]
+                        if plain and answer.finish_reason is None:
+                            if text := progress.new_text(answer):
+                                yield progress.events.fill(text)
+                        elif (choice := self._news(answer, progress)) is not None:
                             yield self._event(choice, last, each)
         if last:
             usage = self._usage.total()
             yield event(ChatChunk(**self._base, object="chat.completion.chunk", choices=[], usage=usage))
+
+    @property
+    def _shows_tokens(self) -> bool:
+        return bool(self._body.logprobs) or self._body.return_token_ids
+
+    def _text_events(self, index: int, last: bool) -> TextEvents:
+        """The events of answer ``index`` that bring text and nothing else."""
+
+        def make(text: str) -> bytes:
+            choice = ChunkChoice(index=index, delta=Delta(content=text), logprobs=None, finish_reason=None)
+            return self._event(choice, last, False)
+
+        return TextEvents(make)
 
     def _openings(self, n: int) -> list[ChunkChoice]:
         delta = Delta(role=self._role, content=self._echo)
@@ -177,7 +195,7 @@ class ChatCall:
         return event(chunk)
 
     def _news(self, answer: CompletionOutput, sent: Sent) -> ChunkChoice | None:
-        shows_tokens = bool(self._body.logprobs) or self._body.return_token_ids
+        shows_tokens = self._shows_tokens
         grown = len(answer.text) > sent.characters or (shows_tokens and len(answer.token_ids) > sent.tokens)
         if sent.ended or not (grown or answer.finish_reason):
             return None
@@ -201,7 +219,14 @@ class ChatCall:
 class Sent:
     """How far one answer has been sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: TextEvents) -> None:
+        self.events = events
         self.characters = 0
         self.tokens = 0
         self.ended = False
+
+    def new_text(self, answer: CompletionOutput) -> str:
+        """What ``answer`` has gained since the last call; it counts as sent."""
+        text = answer.text[self.characters :]
+        self.characters, self.tokens = len(answer.text), len(answer.token_ids)
+        return text

@@ -32,7 +32,7 @@ from qiao.server.routes.shared import (
     wants_usage,
 )
 from qiao.server.state import ServerState, state_of
-from qiao.server.streaming import event, json_answer, stream_answer, unless_gone
+from qiao.server.streaming import TextEvents, event, json_answer, stream_answer, unless_gone
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -50,7 +50,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     requests = await call.requests()
     if body.stream:
         return await stream_answer(request, call.stream(requests))
-    return json_answer(await unless_gone(request, call.collect(requests)))
+    return json_answer(await unless_gone(request.receive, call.collect(requests)))
 
 
 class CompletionCall:
@@ -125,20 +125,43 @@ class CompletionCall:
         last, each = wants_usage(self._body.stream_options, self._state.server_args.enable_force_include_usage)
         usage: dict[str, Any] = {"usage": None} if last else {}
         cursors: dict[tuple[int, int], ChoiceCursor] = {}
+        events: dict[tuple[int, int], TextEvents] = {}
+        plain = not (each or self.shows_tokens)
         with counted(self._state):
             async with aclosing(run_all(self._state, requests)) as outputs:
                 async for place, result in outputs:
                     self._usage.note(place, result)
                     for answer in result.outputs:
                         key = (place, answer.index)
-                        cursor = cursors.setdefault(key, ChoiceCursor(self, requests[place][1]))
-                        if cursor.has_news(answer):
+                        if (cursor := cursors.get(key)) is None:
+                            cursor = cursors[key] = ChoiceCursor(self, requests[place][1])
+                            events[key] = self._text_events(place, answer.index, usage)
+                        if plain and answer.finish_reason is None and not cursor.fresh:
+                            if text := cursor.text(answer):
+                                cursor.advance(answer)
+                                yield events[key].fill(text)
+                        elif cursor.has_news(answer):
                             choice = self._choice(place, answer.index, result, answer, cursor)
                             if each:
                                 usage["usage"] = self._usage.total()
                             yield event(CompletionResponse(**self._base, choices=[choice], **usage))
         if last:
             yield event(CompletionResponse(**self._base, choices=[], usage=self._usage.total()))
+
+    @property
+    def shows_tokens(self) -> bool:
+        """Whether the client sees more of a token than its text."""
+        return self._body.logprobs is not None or self._body.return_token_ids
+
+    def _text_events(self, place: int, number: int, usage: dict[str, Any]) -> TextEvents:
+        """The events of one answer that bring text and nothing else."""
+        index, base = place * self._body.n + number, self._base
+
+        def make(text: str) -> bytes:
+            choice = CompletionChoice(index=index, text=text, logprobs=None, finish_reason=None, stop_reason=None)
+            return event(CompletionResponse(**base, choices=[choice], **usage))
+
+        return TextEvents(make)
 
     def _choice(
         self, place: int, number: int, result: RequestOutput, answer: CompletionOutput, cursor: ChoiceCursor
@@ -177,6 +200,7 @@ class ChoiceCursor:
 
     def __init__(self, call: CompletionCall, prompt: str | None) -> None:
         self._body = call.body
+        self._shows_tokens = call.shows_tokens
         self._prompt = (prompt or "") if call.body.echo else ""
         self._builder = CompletionLogprobsBuilder(call.naming, call.body.skip_special_tokens is not False)
         self._characters = 0
@@ -188,8 +212,7 @@ class ChoiceCursor:
         """Whether a chunk is due: new text, new tokens that the client asked to see, or the end."""
         if self._ended:
             return False
-        shows_tokens = self._body.logprobs is not None or self._body.return_token_ids
-        grown = len(answer.text) > self._characters or (shows_tokens and len(answer.token_ids) > self.tokens)
+        grown = len(answer.text) > self._characters or (self._shows_tokens and len(answer.token_ids) > self.tokens)
         return grown or answer.finish_reason is not None or (self.fresh and bool(self._prompt))
 
     def text(self, answer: CompletionOutput) -> str:
