@@ -199,3 +199,28 @@ def test_dequantized_at_load(tmp_path):
     assert found.keys() == values.keys()
     for name, value in values.items():
         torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "sim"])
+def test_four_bits_take_less_than_30_percent_of_16(backend, tmp_path):
+    settings = gptq_settings(group=128)
+    folder, values = quantized_checkpoint(
+        tmp_path / "q", gptq(group=128), settings, hidden_size=256, intermediate_size=256, num_hidden_layers=1
+    )
+    _, ops = place(folder, backend_called(backend))
+    layer = load(folder, ops)._layers[0]
+    linears = (layer._attention.qkv, layer._attention.out, layer._mlp.gate_up, layer._mlp.down)
+    taken = sum(linear._weight.nbytes for linear in linears)
+    assert taken <= 0.3 * sum(2 * value.numel() for name, value in values.items() if "_proj" in name)
+
+
+@pytest.mark.skipif("cpu" not in BACKENDS, reason="the native plugin is not installed")
+@pytest.mark.parametrize("case", ["gptq-4-sym", "gptq-act-order", "awq-gemm", "w8a16-packed", "w8a16-asym"])
+def test_rounded_activations_stay_near(case, tmp_path, monkeypatch):
+    """As the native plugin runs unless told not to: a device may round activations of weight-only products."""
+    monkeypatch.setenv("QIAO_CPU_INT8_ACTIVATIONS", "1")
+    folder, values = quantized_checkpoint(tmp_path / "q", *CASES[case])
+    wanted = float_logits(float_config(folder), values, IDS)
+    _, ops = place(folder, backend_called("cpu"))
+    found = logits(load(folder, ops), ops, IDS)
+    assert torch.nn.functional.cosine_similarity(found, wanted, dim=-1).min() > 0.995

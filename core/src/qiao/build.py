@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -165,7 +167,15 @@ def _load(
     model = create(config, ops, dtype_of(shape.dtype), args.max_model_len, quantized)
     model.load(iter_weights(files, dequantize=args.quantization == "none"))
     ops.synchronize(ops.device)
+    _return_freed_memory()
     return model, time.monotonic() - start
+
+
+def _return_freed_memory() -> None:
+    """Give the pages that loading used and freed back to the system, where the C library can do so (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 def _context(args: EngineArgs, shape: ModelShape) -> int:

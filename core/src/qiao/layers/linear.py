@@ -98,13 +98,14 @@ class Linear:
         )
 
     def _finish(self, kind: str, parts: list[Weight]) -> None:
-        plain = [part for part in parts if isinstance(part, torch.Tensor)]
+        """Join ``parts`` and keep the result in its final form; the list is emptied before packing, to free memory."""
         if kind == "bias":
-            self._bias = _joined(plain).to(self._ops.device)
-        elif plain:
-            self._weight = self._pack({"weight": _joined(plain)}, -1)
+            self._bias = _joined(parts).to(self._ops.device)
+        elif self._scheme == "dense":
+            self._weight = self._pack({"weight": _joined(parts)}, -1)
         else:
             stacked = stack([part for part in parts if isinstance(part, QuantizedWeight)], self._scheme)
+            parts.clear()
             packed = tuple(self._pack(weight.tensors, weight.form.group_size) for weight in stacked)
             self._weight, self._apart = (packed[0], ()) if len(packed) == 1 else (None, packed)
 
@@ -114,8 +115,11 @@ class Linear:
         return self._ops.pack_weight(self._scheme, tensors, info, self._ops.device)
 
 
-def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+def _joined(parts: list[Weight]) -> torch.Tensor:
+    """The plain ``parts`` as one tensor; takes them out of the list."""
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    parts.clear()
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def single(
