@@ -48,18 +48,24 @@ inline F gelu(F g) {
   return mul(mul(set(0.5f), g), add(set(1.0f), tanh(inner)));
 }
 
+// The sequence of torch operators rounds the activation to the type before the product.
+template <bool Gelu, class T>
+inline void gated_row(const T* gate, const T* up, T* out, int size) {
+  for (int i = 0; i < size; i += W) {
+    const int n = size - i;
+    const F g = load_n(gate + i, n), activated = rounded(Gelu ? gelu(g) : silu(g), T{});
+    store_n(out + i, mul(activated, load_n(up + i, n)), n);
+  }
+}
+
 inline void gated(const Rows& x, const Rows& out, int rows, int size, int use_gelu) {
   over_rows(rows, 8L * size, [&](int first, int last) {
     with_type(x.type, [&](auto t) {
       using T = decltype(t);
       for (int r = first; r < last; ++r) {
-        const T *gate = row<T>(x, r), *up = gate + size;
-        for (int i = 0; i < size; i += W) {
-          F g = load_n(gate + i, size - i);
-          T rounded[W];  // the sequence of torch operators rounds the activation to the type before the product
-          store(rounded, use_gelu ? gelu(g) : silu(g));
-          store_n(row<T>(out, r) + i, mul(load(rounded), load_n(up + i, size - i)), size - i);
-        }
+        const T* gate = row<T>(x, r);
+        if (use_gelu) gated_row<true>(gate, gate + size, row<T>(out, r), size);
+        else gated_row<false>(gate, gate + size, row<T>(out, r), size);
       }
     });
   });
@@ -170,26 +176,57 @@ inline void rotary(const RotaryArgs& a) {
   });
 }
 
+constexpr int kPiece = 8192;  // logits of a task where rows are fewer than threads
+
+struct Peak {
+  float value;
+  int at;
+};
+
+// The highest of x[from .. to) and the lowest place of it; numbers that are not are passed over.
+inline Peak peak_of(const float* x, int from, int to) {
+  constexpr int block = 32 * W;
+  Peak best = {-__builtin_inff(), from};
+  for (int at = from; at < to; at += block) {
+    const int end = smaller(to, at + block);
+    F most[4];
+    for (auto& m : most) m = set(-__builtin_inff());
+    int i = at;
+    for (; i + 4 * W <= end; i += 4 * W)
+      for (int v = 0; v < 4; ++v) most[v] = max(load(x + i + v * W), most[v]);
+    float top = highest(max(max(most[0], most[1]), max(most[2], most[3])));
+    for (; i < end; ++i) top = x[i] > top ? x[i] : top;
+    if (top > best.value) best = {top, at};
+  }
+  for (int i = best.at; i < to; ++i)
+    if (x[i] == best.value) return {best.value, i};
+  return {best.value, from};
+}
+
 // The lowest id with the highest logit.
 inline void argmax(const float* logits, long stride, int64_t* out, int rows, int vocab) {
-  auto task = [=](int r) {
-    const float* x = logits + r * stride;
-    F most = set(x[0]);
-    int i = 0;
-    for (; i + W <= vocab; i += W) most = max(load(x + i), most);
-    float top = highest(most);
-    for (; i < vocab; ++i) top = x[i] > top ? x[i] : top;
-    int best = 0;
-    while (best < vocab - 1 && x[best] != top) ++best;
-    out[r] = x[best] == top ? best : 0;
-  };
-  parallel(rows, task);
+  const int pieces = rows < threads() ? (vocab + kPiece - 1) / kPiece : 1, size = (vocab + pieces - 1) / pieces;
+  Peak* found = scratch_of<Peak>(kPartial, long(rows) * pieces);
+  auto task = [=](int i) { found[i] = peak_of(logits + i / pieces * stride, i % pieces * size, smaller(vocab, (i % pieces + 1) * size)); };
+  parallel(rows * pieces, task);
+  for (int r = 0; r < rows; ++r, found += pieces) {
+    Peak best = found[0];
+    for (int i = 1; i < pieces; ++i) if (found[i].value > best.value) best = found[i];
+    out[r] = best.at;
+  }
 }
 
 // e^((logit - highest) / temperature); 0 where that is below the smallest normal number.
 inline void weights_of_logits(const float* logits, float highest, float temperature, float* out, int vocab) {
-  for (int i = 0; i < vocab; i += W)
-    store_n(out + i, exp(div(sub(load_n(logits + i, vocab - i), set(highest)), set(temperature))), vocab - i);
+  const F top = set(highest), unit = set(temperature);
+  auto task = [=](int piece) {
+    const int end = smaller(vocab, (piece + 1) * kPiece);
+    for (int i = piece * kPiece; i < end; i += W) {
+      const int n = smaller(W, end - i);
+      store_n(out + i, exp(div(sub(load_n(logits + i, n), top), unit)), n);
+    }
+  };
+  parallel((vocab + kPiece - 1) / kPiece, task);
 }
 
 }  // namespace QIAO_VARIANT

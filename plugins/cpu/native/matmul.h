@@ -205,10 +205,12 @@ inline void look_ahead(PairPanel& panel, const PairPanel& next, int k, int next_
   panel.ahead = (next.base + long(next_k) * kStrip - (panel.base + long(k) * kStrip)) * long(sizeof(bf16));
 }
 
-// Tiles of rows up to which a panel is read as it is; more of them share one widening.
+// Tiles of rows up to which a panel is read as it is; more of them share one widening. 16-bit numbers are widened by units
+// that multiply-adds leave idle, unless vectors are so wide that both share a port.
 template <class P> constexpr int kWidenFrom = 1;
 template <> constexpr int kWidenFrom<DensePanel<float>> = 1 << 20;
-template <> constexpr int kWidenFrom<PairPanel> = W == 8 ? 1 << 20 : 2;
+template <> constexpr int kWidenFrom<DensePanel<f16>> = W == 16 ? 2 : 1 << 20;
+template <> constexpr int kWidenFrom<PairPanel> = W == 16 ? 2 : 1 << 20;
 
 // The path bound by arithmetic. The weights are read once for all rows of the block, stretch by stretch.
 template <class Make>

@@ -62,6 +62,15 @@ inline void store_n(T* p, F v, int n) {
   for (int i = 0; i < n; ++i) p[i] = part[i];
 }
 
+// To the nearest number of an element type, as float.
+inline F rounded(F x, float) { return x; }
+inline F rounded(F x, bf16) { return round_bf16(x); }
+inline F rounded(F x, f16) {
+  f16 part[W];
+  store(part, x);
+  return load(part);
+}
+
 inline float to_float(float x) { return x; }
 inline float to_float(bf16 x) {
   uint32_t bits = uint32_t(x.bits) << 16;
