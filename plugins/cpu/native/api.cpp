@@ -214,3 +214,8 @@ QIAO_EXPORT int qiao_cpu_replay(const Program* program, int* step) {
 QIAO_EXPORT int qiao_cpu_program_size(const Program* program) { return program->size(); }
 QIAO_EXPORT const char* qiao_cpu_program_step(const Program* program, int step) { return program->name(step); }
 QIAO_EXPORT void qiao_cpu_program_free(Program* program) { delete program; }
+
+// Work of known size for benchmarks: 0 reads `amount` bytes of memory, 1 does 12 * lanes * `amount` multiply-adds a thread.
+QIAO_EXPORT int qiao_cpu_work(int kind, const void* memory, long amount) {
+  return unrecorded([&] { kind == 0 ? chosen->read_all(memory, amount) : chosen->multiply_add_all(amount); });
+}

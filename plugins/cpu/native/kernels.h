@@ -99,6 +99,9 @@ struct Kernels {
   void (*soft_cap)(const Rows& x, float cap, const Rows& out, int rows, int size);
   void (*argmax)(const float* logits, long stride, int64_t* out, int rows, int vocab);
   void (*weights_of_logits)(const float* logits, float highest, float temperature, float* out, int vocab);
+  // For benchmarks: all threads together read bytes, each does 12 * lanes * rounds multiply-adds.
+  void (*read_all)(const void* memory, long bytes);
+  void (*multiply_add_all)(long rounds);
 };
 
 const Kernels* kernels_scalar();

@@ -259,12 +259,24 @@ inline void float_matmul(const MatmulArgs& a, Make make) {
   parallel((strips + together - 1) / together * row_blocks, task);
 }
 
+// The panel for bfloat16 rows by bfloat16 weights. An instruction set with products of such pairs (AVX512-BF16, AMX, bfdot)
+// brings its own in a file that QIAO_TILES names: a panel like PairPanel, derived from it or not, and an overload of tile()
+// for it, which may first bring its rows of x to a form of its own. Nothing else needs to be written again.
+#if defined(QIAO_TILES)
+#include QIAO_TILES
+#else
+using Bf16Panel = PairPanel;
+#endif
+
+template <class Panel>
+inline void pair_matmul(const MatmulArgs& a) {
+  const long strip = round_up(a.in, 2) * kStrip;
+  float_matmul(a, [&a, strip](int i) { return Panel{static_cast<const bf16*>(a.weight) + i * strip}; });
+}
+
 // Any dense weight.
 inline void dense_matmul(const MatmulArgs& a) {
-  if (a.type == kBFloat16) {
-    const long strip = round_up(a.in, 2) * kStrip;
-    return float_matmul(a, [&a, strip](int i) { return PairPanel{static_cast<const bf16*>(a.weight) + i * strip}; });
-  }
+  if (a.type == kBFloat16) return a.x.type == kBFloat16 ? pair_matmul<Bf16Panel>(a) : pair_matmul<PairPanel>(a);
   const long strip = long(a.in) * kStrip;
   if (a.type == kFloat32) float_matmul(a, [&a, strip](int i) { return DensePanel<float>{static_cast<const float*>(a.weight) + i * strip}; });
   else float_matmul(a, [&a, strip](int i) { return DensePanel<f16>{static_cast<const f16*>(a.weight) + i * strip}; });

@@ -81,9 +81,10 @@ class Falling {
     int b = 0;
     while (b + 1 < kBuckets && starts_[b + 1] < most && !reached(before + mass_[b])) before += mass_[b++];
     sort(b);
+    const int end = std::min(most, starts_[b + 1]);  // not beyond it, should sums in this order come out a little smaller
     int i = starts_[b];
     do before += weights_[order_[i++]];
-    while (i < most && !reached(before));
+    while (i < end && !reached(before));
     *weight = before;
     return i;
   }

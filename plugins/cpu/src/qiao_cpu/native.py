@@ -119,6 +119,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "scale": (_P, _L, _I, _F, _P, _L, _I, _I, _I),
     "add": (_P, _L, _I, _P, _L, _I, _P, _L, _I, _I, _I),
     "soft_cap": (_P, _L, _I, _F, _P, _L, _I, _I, _I),
+    "work": (_I, _P, _L),
     "argmax": (_P, _L, _P, _I, _I),
     "sample": (_P, _L, _P, _P, _P, _P, _P, _P, _I, _I),
     "copy": (POINTER(Copy),),
@@ -173,6 +174,7 @@ convert = _LIBRARY.qiao_cpu_convert
 scale = _LIBRARY.qiao_cpu_scale
 add = _LIBRARY.qiao_cpu_add
 soft_cap = _LIBRARY.qiao_cpu_soft_cap
+work = _LIBRARY.qiao_cpu_work
 argmax = _LIBRARY.qiao_cpu_argmax
 sample = _LIBRARY.qiao_cpu_sample
 copy = _LIBRARY.qiao_cpu_copy

@@ -269,6 +269,34 @@ void test_light(const Kernels& k, const Kernels& plain) {
   }
 }
 
+void test_elements(const Kernels& k, const Kernels& plain) {
+  const int rows = 3, size = 333;
+  for (int type : {kFloat32, kBFloat16, kFloat16})
+    for (int to : {kFloat32, kBFloat16, kFloat16}) {
+      state = 13;
+      auto x = random_elements(size_t(rows) * size, type), y = random_elements(size_t(rows) * size, type);
+      std::vector<uint8_t> outs[2][4];
+      const Kernels* tables[2] = {&k, &plain};
+      for (int i = 0; i < 2; ++i) {
+        for (auto& out : outs[i]) out.resize(size_t(rows) * size * bytes_of(to));
+        const Rows from = {x.data(), size, type}, other = {y.data(), size, type};
+        auto rows_of = [&](int j) { return Rows{outs[i][j].data(), size, to}; };
+        tables[i]->convert(from, rows_of(0), rows, size);
+        tables[i]->scale(from, 0.3f, rows_of(1), rows, size);
+        tables[i]->add(from, other, rows_of(2), rows, size);
+        tables[i]->soft_cap(from, 0.5f, rows_of(3), rows, size);
+      }
+      const std::string name = std::string(k.name) + " from type " + std::to_string(type) + " to " + std::to_string(to);
+      for (int j = 0; j < 3; ++j) check(outs[0][j] == outs[1][j], name + " element kernel " + std::to_string(j));
+      close(outs[0][3], outs[1][3], to, name + " soft cap");
+    }
+  std::vector<uint8_t> table(40 * 50), out(3 * 50, 7);
+  for (size_t i = 0; i < table.size(); ++i) table[i] = uint8_t(i / 50);
+  const int64_t ids[] = {39, 40, 2};
+  check(k.gather_rows(table.data(), 40, 50, 50, ids, out.data(), 3) == 1, std::string(k.name) + " gather tells of a wrong id");
+  check(out[0] == 39 && out[50] == 0 && out[99] == 0 && out[149] == 2, std::string(k.name) + " gather");
+}
+
 void test_sampling(const Kernels& k) {
   std::vector<float> logits(5000);
   for (auto& x : logits) x = std::round(random_float() * 40) / 4;
@@ -366,6 +394,7 @@ int main(int count, char** names) {  // the variants to test, without names all;
     test_matmul(k, *kernels_scalar());
     test_attention(k, *kernels_scalar());
     test_light(k, *kernels_scalar());
+    test_elements(k, *kernels_scalar());
     test_sampling(k);
     printf("%s: %d checks\n", variant.name, checks - before);
   }
