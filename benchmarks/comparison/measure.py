@@ -85,9 +85,8 @@ def measure_group(
         for peer in peers:
             if all(_hopeless(results, setting.size, peer, peers, cell) for cell in cells):
                 continue
-            server = _start(results, setting, peer)
+            server = _start(results, setting, peer, stack)
             if server is not None:
-                stack.callback(server.stop)
                 servers.append(server)
         for number in range(rounds):
             start = time.monotonic()
@@ -102,7 +101,7 @@ def measure_group(
                 break
 
 
-def _start(results: Results, setting: Setting, peer: Peer) -> Server | None:
+def _start(results: Results, setting: Setting, peer: Peer, stack: ExitStack) -> Server | None:
     """The server, warmed up and paused, or None where it cannot run here; then its last words are kept."""
     say(f"{setting.size}: starting {peer.name}")
     logs = setting.place.root / "logs"
@@ -113,6 +112,7 @@ def _start(results: Results, setting: Setting, peer: Peer) -> Server | None:
     except (RuntimeError, OSError) as error:
         results.skip(size=setting.size, format=peer.format, peer=peer.name, why=f"cannot run here: {error}")
         return None
+    stack.callback(server.stop)
     timings, _ = asyncio.run(run_load(server.port, requests_of(WARM_UP, setting.size, peer.name), 2, peer.body))
     errors = [timing.error for timing in timings if timing.error]
     if errors:
