@@ -52,7 +52,7 @@ bench: setup ## host overhead of the engine, the CPU kernels, and a small run ov
 	else echo "no native kernels: they are not measured"; fi
 	$(BIN)/python benchmarks/http_throughput.py --model $(MODEL) --json results/http_throughput.json
 
-bench-peers: setup ## Qiao beside llama.cpp, OpenVINO, vLLM, transformers (first time 10 GB and an hour; then an hour or two)
+bench-peers: setup ## Qiao beside llama.cpp, OpenVINO, vLLM, transformers (first time 16 GB and an hour; then an hour or two)
 	$(BIN)/python benchmarks/peers.py setup
 	$(BIN)/python benchmarks/peers.py run --json results/peers.json $(ARGS)
 	$(BIN)/python benchmarks/accuracy.py --json results/accuracy.json

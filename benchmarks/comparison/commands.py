@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         prog="benchmarks/peers.py", description="Qiao and other CPU servers under the same load, side by side."
     )
     commands = made.add_subparsers(dest="command", required=True)
-    setup = commands.add_parser("setup", help="make the environments and models (once; about 10 GB and an hour)")
+    setup = commands.add_parser("setup", help="make the environments and models (once; about 16 GB and an hour)")
     run = commands.add_parser("run", help="measure; needs an otherwise idle machine")
     for command in (setup, run):
         command.add_argument("--cache", help="folder for environments and models; ~/.cache/qiao-bench if not given")
