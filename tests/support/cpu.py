@@ -28,8 +28,12 @@ class Linear:
         return qiao_cpu.matmul(x, self.packed, bias)
 
 
-def linear(scheme, outputs, inputs, dtype=torch.float32, group=-1, seed=0, half_scales=True, with_zero=True):
-    """A weight with entries of the order of ``inputs ** -0.5``."""
+def linear(scheme, outputs, inputs, dtype=torch.float32, group=-1, seed=0, half_scales=True, zeros="whole", **extra):
+    """A weight with entries of the order of ``inputs ** -0.5``.
+
+    ``zeros`` of w4a16 and w8a16: ``whole`` numbers, ``one`` for all, ``quotient`` as of GGUF's Q4_1, or ``none``.
+    ``extra`` are further tensors for ``pack_weight``.
+    """
     g = generator(seed)
     if scheme == "dense":
         weight = (torch.randn(outputs, inputs, generator=g) * inputs**-0.5).to(dtype)
@@ -42,10 +46,14 @@ def linear(scheme, outputs, inputs, dtype=torch.float32, group=-1, seed=0, half_
         scale = (torch.rand(outputs, -(-inputs // size), generator=g) + 0.5) / (high * inputs**0.5)
         scale = scale.half().float() if half_scales else scale
         zero = torch.randint(5, 11, scale.shape, generator=g).float()
-        tensors = {"weight": codes.to(kind), "scale": scale}
+        if zeros == "one":
+            zero = torch.full_like(scale, 7.5)
+        elif zeros == "quotient":
+            zero = (zero * scale).half().float() / scale
+        tensors = {"weight": codes.to(kind), "scale": scale, **extra}
         shifted = codes.double()
         columns = torch.arange(inputs) // size
-        if bits == 4 and with_zero:
+        if scheme != "w8a8" and zeros != "none":
             tensors["zero"] = zero
             shifted = shifted - zero.double()[:, columns]
         value = shifted * scale.double()[:, columns]

@@ -58,6 +58,16 @@ def test_a_declared_looser_tolerance_wins(target):
         assert failures(declared, "rms_norm") == 0
 
 
+def test_a_tolerance_may_be_for_one_weight_format(target):
+    loose = {("matmul.w4a16", d): Tolerance(1.0, 1.0) for d in target.capabilities.dtypes}
+    declared = replace(target, capabilities=replace(target.capabilities, tolerances=loose))
+    for dtype in target.capabilities.dtypes:
+        assert declared.tolerance("matmul", dtype, "w4a16") == Tolerance(1.0, 1.0)
+        assert declared.tolerance("matmul", dtype, "w8a16") == target.tolerance("matmul", dtype)
+    with sim.wrong_numbers("matmul", by=0.1):
+        assert failures(target, "matmul") > failures(declared, "matmul") > 0
+
+
 def test_a_write_outside_the_slots_is_noticed(target):
     right = target.hooks["write_kv"]
 

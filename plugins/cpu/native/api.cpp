@@ -94,8 +94,8 @@ QIAO_EXPORT int qiao_cpu_set_threads(int count, const int* cpus, int num_cpus) {
 QIAO_EXPORT int qiao_cpu_pack_dense(const void* from, void* to, int rows, int columns, int type) {
   return unrecorded([&] { chosen->pack_dense(from, to, rows, columns, type); });
 }
-QIAO_EXPORT int qiao_cpu_pack_int8(const int8_t* from, void* to, int32_t* sums, int rows, int columns) {
-  return unrecorded([&] { chosen->pack_int8(from, to, sums, rows, columns); });
+QIAO_EXPORT int qiao_cpu_pack_int8(const int8_t* from, void* to, int rows, int columns) {
+  return unrecorded([&] { chosen->pack_int8(from, to, rows, columns); });
 }
 QIAO_EXPORT int qiao_cpu_pack_int4(const uint8_t* from, void* to, int rows, int columns) {
   return unrecorded([&] { chosen->pack_int4(from, to, rows, columns); });

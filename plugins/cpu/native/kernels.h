@@ -35,23 +35,25 @@ struct Cache {
 enum Weight : int { kDense = 0, kInt8 = 1, kInt4 = 2 };
 
 // A packed weight: strips of kStrip columns. Dense [strip][k][column], but bfloat16
-// [strip][k / 2][column][2] with zeros for the partner of an odd last k; int8 [strip][k / 4][column][4]; int4 by blocks of
-// 32 k: [strip][block][vector][4][column][4], low nibbles k 0..15 of the block and high nibbles k 16..31.
-// scale and zero: [strip][group][column] of scale_type, zero may be null; sums: [strip][column] of int8 weights.
+// [strip][k / 2][column][2] with zeros for the partner of an odd last k; int8 and int4 by
+// blocks of 32 k, filled up with zeros: int8 [strip][block][8][column][4]; int4 [strip][block][vector][4][column][4], low
+// nibbles k 0..15 of the block and high nibbles k 16..31. A weight's value is (code - zero) * scale.
+// scale and zero: [strip][group][column] of scale_type; where zero is null, all_zeros stands for each of them.
 struct PackedWeight {
   int in, out;
   int kind, type;      // Weight; for dense its Type
   const void *weight, *scale, *zero;
   int scale_type, group;
-  const int32_t* sums;
-  int rounds_float32, rounds_half;  // whether activations of that type become int8: int4 per 32, int8 per row
+  int block;           // inputs that share a step of activations rounded to int8: 16, 32 (group is a multiple of it, or
+                       // there is one group), -1 for all of a row (int8 without zeros); 0 where nothing is rounded
+  int zero_is_scaled;  // zero holds zero * scale, for the rounded kernels alone
+  float all_zeros;
 };
 
 struct MatmulArgs : PackedWeight {
   Rows x, y;
   int rows;
   Rows bias;           // data null where there is none
-  bool rounds() const { return x.type == kFloat32 ? rounds_float32 : rounds_half; }
 };
 
 struct AttentionArgs {
@@ -78,7 +80,7 @@ struct Kernels {
   const char* name;
   int strip, lanes;
   void (*pack_dense)(const void* from, void* to, int rows, int columns, int type);
-  void (*pack_int8)(const int8_t* from, void* to, int32_t* sums, int rows, int columns);
+  void (*pack_int8)(const int8_t* from, void* to, int rows, int columns);
   void (*pack_int4)(const uint8_t* from, void* to, int rows, int columns);
   void (*matmul)(const MatmulArgs&);
   void (*attention)(const AttentionArgs&);

@@ -1,162 +1,316 @@
-// Linear layers on int8 activations: exact integer products, scaled and added in float in the order of the blocks.
+// Linear layers on int8 activations. Activations are rounded in blocks that share a step; each block's product with the
+// weight is an exact integer, and blocks are scaled and added in float in their order, whatever the number of rows.
 #pragma once
 #include "matmul.h"
 
 namespace qiao {
 namespace QIAO_VARIANT {
 
-// codes = round(x / step), step = max |x| / 127 over n values (n a multiple of W, or the row's tail padded with zeros).
-// Returns the step; NaN or infinity in x makes it NaN, so that it is not lost.
+constexpr int kIntRows = kDotRows;   // rows of one tile of sums in registers
+constexpr int kFewTiles = 2;          // up to so many tiles read the packed weight; more share one unpacking
+constexpr int kUnpacked = 32;         // blocks that are unpacked at once: 16 KiB of bytes in the first-level cache
+constexpr long kCodesInCache = 192L << 10;
+
+// Rows as integers. Codes of four neighbouring inputs lie together, `stride` bytes a row.
+struct RoundedRows {
+  uint8_t* codes;
+  float *steps, *less;  // [row][block]: the step, and -step * (sum of the codes), which a weight's zero point needs
+  int32_t* sums;
+  long stride;
+  int blocks;
+};
+
+inline void store_codes(uint8_t* at, I code, bool parts) {
+  if (parts) store_parts(at, code);
+  else store_bytes(at, code);
+}
+
+// codes = round(x * (127 / max |x|)) of n values, zeros up to `padded`; step = max |x| / 127. NaN or infinity in x makes
+// the step NaN, so that it is not lost. What is too small for 127 / max |x| to be finite counts as zero.
 template <class T>
-inline float quantize_stretch(const T* x, int n, int8_t* codes, int padded, int32_t* sum_of_codes) {
+inline void round_stretch(const T* x, int n, int padded, bool parts, uint8_t* codes, float* step, float* less, int32_t* sum_of_codes) {
   F most = zero(), poison = zero();
   for (int i = 0; i < n; i += W) {
-    F value = load_n(x + i, n - i);
+    const F value = load_n(x + i, n - i);
     most = max(most, abs(value));
     poison = add(poison, sub(value, value));
   }
-  const float step = highest(most) / 127.0f, unit = step > 0 ? step : 1.0f;
-  int32_t total = 0, lanes[W];
+  const float peak = highest(most);
+  const bool counts = peak > 1e-35f;
+  const F factor = set(counts ? 127.0f / peak : 0.0f);
+  const int bytes = parts ? kPartBytes : 1;
+  I total = izero();
   for (int i = 0; i < padded; i += W) {
-    F value = i < n ? load_n(x + i, n - i) : zero();
-    store(lanes, to_int(div(value, set(unit))));
-    for (int j = 0; j < W && i + j < padded; ++j) {
-      int code = smaller(127, larger(-127, lanes[j]));
-      codes[i + j] = int8_t(code);
-      total += code;
-    }
+    const I code = i < n ? to_int(mul(load_n(x + i, n - i), factor)) : izero();
+    store_codes(codes + i * bytes, code, parts);
+    total = add(total, code);
   }
-  if (sum_of_codes) *sum_of_codes = total;
-  return step + sum(poison);
+  *step = (counts ? peak / 127.0f : 0.0f) + sum(poison);
+  *sum_of_codes = sum(total);
+  *less = -*step * float(*sum_of_codes);
 }
 
-struct QuantizedRows {
-  int8_t* codes;
-  float *steps, *sums;  // one for each block of a row
-  long stride, blocks;
-};
-
-inline QuantizedRows quantize_blocks(const MatmulArgs& a, int first, int rows) {
-  QuantizedRows q;
-  q.blocks = (a.in + kBlock - 1) / kBlock;
-  q.stride = q.blocks * kBlock;
-  q.codes = scratch_of<int8_t>(kQuantized, q.stride * rows);
-  q.steps = scratch_of<float>(kScales, 2 * q.blocks * rows);
-  q.sums = q.steps + q.blocks * rows;
+// Rounds a panel of rows. int4 kernels read plain bytes, int8 kernels the form of store_parts.
+inline RoundedRows round_rows(const MatmulArgs& a, int first, int rows) {
+  const bool parts = a.kind == kInt8;
+  const long padded = round_up(a.in, kBlock), block = a.block > 0 ? a.block : padded;
+  RoundedRows q;
+  q.blocks = int(padded / block);
+  q.stride = round_up(padded * (parts ? kPartBytes : 1), 64) + 64;  // rows a power of two apart would share few cache sets
+  q.codes = scratch_of<uint8_t>(kQuantized, q.stride * rows);
+  q.steps = scratch_of<float>(kScales, 3L * q.blocks * rows);
+  q.less = q.steps + long(q.blocks) * rows;
+  q.sums = reinterpret_cast<int32_t*>(q.less + long(q.blocks) * rows);
   over_rows(rows, a.in, [&](int from, int to) {
     for (int r = from; r < to; ++r)
-      for (long b = 0; b < q.blocks; ++b)
-        with_type(a.x.type, [&](auto t) {
-          int32_t total;
-          int n = smaller(kBlock, a.in - int(b) * kBlock);
-          const auto* x = row<decltype(t)>(a.x, first + r) + b * kBlock;
-          q.steps[r * q.blocks + b] = quantize_stretch(x, n, q.codes + r * q.stride + b * kBlock, kBlock, &total);
-          q.sums[r * q.blocks + b] = float(total);
-        });
+      with_type(a.x.type, [&](auto t) {
+        const auto* x = row<decltype(t)>(a.x, first + r);
+        uint8_t* codes = q.codes + r * q.stride;
+        long at = long(r) * q.blocks;
+        for (long k = 0; k < padded; k += block, ++at)
+          round_stretch(x + k, larger(0, smaller(int(block), a.in - int(k))), int(block), parts,
+                        codes + k * (parts ? kPartBytes : 1), q.steps + at, q.less + at, q.sums + at);
+      });
   });
   return q;
 }
 
-// R rows by one strip of int4: each block's integer sum, less zero * sum(x), times both scales.
-template <int R, class S>
-inline void int4_rows(const MatmulArgs& a, const QuantizedRows& q, int r0, int first, int strip) {
-  const int groups = (a.in + a.group - 1) / a.group, per_group = larger(1, a.group / kBlock);
-  const uint8_t* w = static_cast<const uint8_t*>(a.weight) + strip * q.blocks * kBlockBytes;
-  const S* scale = static_cast<const S*>(a.scale) + long(strip) * groups * kStrip;
-  const S* zeros = a.zero ? static_cast<const S*>(a.zero) + long(strip) * groups * kStrip : nullptr;
-  F acc[R][kVecs];
-  for (auto& r : acc) for (auto& t : r) t = zero();
-  long at = 0;  // of the block's scales
-  for (long b = 0, left = per_group; b < q.blocks; ++b, --left, w += kBlockBytes) {
-    if (left == 0 && at + kStrip < long(groups) * kStrip) at += kStrip, left = per_group;
+// Scales of one strip and its zero points times them, block after block.
+class ScaleRows {
+ public:
+  ScaleRows(const MatmulArgs& a, int strip)
+      : a_(a), at_(long(strip) * ((a.in + a.group - 1) / a.group) * kStrip), last_(at_ + long((a.in - 1) / a.group) * kStrip),
+        per_group_(larger(1, a.group / larger(1, a.block))), left_(per_group_) {}
+  bool shifted() const { return a_.zero || a_.all_zeros != 0; }
+  void next(F* scale, F* shift) {
     for (int v = 0; v < kVecs; ++v) {
-      do_not_hoist();  // else the broadcasts of x are made once for all v, which needs more registers than there are
-      B codes[8];
-      for (int j = 0; j < 4; ++j) {
-        B both = load_bytes(w + 16 * W * v + 4 * W * j);
-        codes[j] = low_nibbles(both);
-        codes[j + 4] = high_nibbles(both);
-      }
-      const F s = load(scale + at + v * W), z = zeros ? load(zeros + at + v * W) : zero();
+      scale[v] = read(a_.scale, at_ + v * W);
+      if (!a_.zero) shift[v] = mul(scale[v], set(a_.all_zeros));
+      else shift[v] = a_.zero_is_scaled ? read(a_.zero, at_ + v * W) : mul(scale[v], read(a_.zero, at_ + v * W));
+    }
+    if (--left_ == 0) left_ = per_group_, at_ = at_ < last_ ? at_ + kStrip : at_;
+  }
+
+ private:
+  F read(const void* p, long at) const {
+    return a_.scale_type == kFloat16 ? load(static_cast<const f16*>(p) + at) : load(static_cast<const float*>(p) + at);
+  }
+  const MatmulArgs& a_;
+  long at_, last_;
+  int per_group_, left_;
+};
+
+// Scales already unpacked: [block][scale, shift][column].
+struct WideScales {
+  const float* at;
+  bool has_shift;
+  bool shifted() const { return has_shift; }
+  void next(F* scale, F* shift) {
+    for (int v = 0; v < kVecs; ++v) scale[v] = load(at + v * W), shift[v] = load(at + kStrip + v * W);
+    at += 2 * kStrip;
+  }
+};
+
+// Forms of a strip's codes: one quad of one vector of columns, quads counted from the strip's begin.
+struct PackedInt4 {
+  const uint8_t* base;
+  using Total = Short;
+  static constexpr int kParts = 1;
+  B quad(long block, int j, int v, int) const {
+    const B both = load_bytes(base + block * kBlockBytes + 16 * W * v + 4 * W * (j % 4));
+    return j < 4 ? low_nibbles(both) : high_nibbles(both);
+  }
+  static Total start(int32_t) { return no_short(); }
+  static Total dot(Total acc, B w, B x) { return add_u4(acc, w, x); }
+  void ahead(long block) const {
+    for (long i = 0; i < kBlockBytes; i += 64) __builtin_prefetch(base + block * kBlockBytes + i + kAhead);
+  }
+};
+
+struct WideInt4 : PackedInt4 {
+  B quad(long block, int j, int v, int) const { return load_bytes(base + (block * 8 + j) * 4 * kStrip + 4 * W * v); }
+  void ahead(long) const {}
+};
+
+struct PackedInt8 {
+  const uint8_t* base;
+  using Total = I;
+  static constexpr int kParts = kInt8Parts;
+  B quad(long block, int j, int v, int part) const {
+    return part_of(load_bytes(base + (block * 8 + j) * 4 * kStrip + 4 * W * v), part);
+  }
+  static Total start(int32_t sum) { return start_s8(sum); }
+  static Total dot(Total acc, B w, B x) { return add_s8(acc, w, x); }
+  void ahead(long block) const {
+    for (long i = 0; i < 32 * kStrip; i += 64) __builtin_prefetch(base + block * 32 * kStrip + i + kAhead);
+  }
+};
+
+// acc[r][v] += R rows' codes at x times quads `from` to `from` + Q - 1 of a block.
+template <int R, int Q, class Weights>
+inline __attribute__((always_inline)) void dot_quads(const Weights& w, long block, int from, const uint8_t* x, long stride,
+                                                     typename Weights::Total (&acc)[R][kVecs]) {
+#pragma GCC unroll 8
+  for (int j = 0; j < Q; ++j) {
+#pragma GCC unroll 2
+    for (int p = 0; p < Weights::kParts; ++p) {
+      B codes[kVecs];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) codes[v] = w.quad(block, from + j, v, p);
+#pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const long block = long(r0 + r) * q.blocks + b;
-        F d = to_float(dot_block_u4(codes, q.codes + (r0 + r) * q.stride + b * kBlock));
-        d = sub(d, mul(z, set(q.sums[block])));
-        acc[r][v] = fma(d, mul(s, set(q.steps[block])), acc[r][v]);
+        const B value = spread(x + r * stride + (j * Weights::kParts + p) * 4);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) acc[r][v] = Weights::dot(acc[r][v], codes[v], value);
       }
     }
   }
-  for (int r = 0; r < R; ++r) finish(a, first + r0 + r, strip, acc[r]);
 }
 
-constexpr int kIntTaskRows = 48;  // rows of a task
-
-template <class Kernel>
-inline void over_tiles(int out, int rows, Kernel kernel) {
-  const int strips = (out + kStrip - 1) / kStrip, blocks = (rows + kIntTaskRows - 1) / kIntTaskRows;
-  auto task = [&](int i) {
-    int strip = i / blocks, last = smaller(rows, (i % blocks + 1) * kIntTaskRows);
-    for (int r = i % blocks * kIntTaskRows; r < last; r += kDotRows)
-      with_constant<kDotRows>(smaller(kDotRows, last - r), [&](auto n) { kernel(n, r, strip); });
-  };
-  parallel(strips * blocks, task);
+// R rows by blocks [first, last) of 32 inputs of a strip, Q quads of inputs to a step.
+template <int R, int Q, class Weights, class Scales>
+inline void add_blocks(const Weights& w, Scales scales, const RoundedRows& q, int row, int first, int last, F (&total)[R][kVecs]) {
+  constexpr int kSteps = 8 / Q, kBytes = 4 * Weights::kParts;
+  const uint8_t* x = q.codes + row * q.stride + long(first) * 8 * kBytes;
+  const bool shifted = scales.shifted();
+  long at = long(row) * q.blocks + long(first) * kSteps;
+  for (long block = 0; block < last - first; ++block, x += 8 * kBytes) {
+    if (R == 1) w.ahead(block);
+    for (int step = 0; step < kSteps; ++step, ++at) {
+      typename Weights::Total acc[R][kVecs];
+      for (int r = 0; r < R; ++r) for (auto& t : acc[r]) t = Weights::start(q.sums[at + long(r) * q.blocks]);
+      dot_quads<R, Q>(w, block, step * Q, x + step * Q * kBytes, q.stride, acc);
+      F scale[kVecs], shift[kVecs];
+      scales.next(scale, shift);
+      for (int r = 0; r < R; ++r) {
+        const F size = set(q.steps[at + long(r) * q.blocks]);
+        for (int v = 0; v < kVecs; ++v) total[r][v] = fma(to_float(lanes(acc[r][v])), mul(scale[v], size), total[r][v]);
+      }
+      if (!shifted) continue;
+      for (int r = 0; r < R; ++r) {
+        const F less = set(q.less[at + long(r) * q.blocks]);
+        for (int v = 0; v < kVecs; ++v) total[r][v] = fma(shift[v], less, total[r][v]);
+      }
+    }
+  }
 }
 
-inline void int4_matmul(const MatmulArgs& a) {
-  for (int first = 0; first < a.rows; first += kPanelRows) {
-    const int rows = smaller(kPanelRows, a.rows - first);
-    const QuantizedRows q = quantize_blocks(a, first, rows);
-    over_tiles(a.out, rows, [&](auto n, int r, int strip) {
-      if (a.scale_type == kFloat16) int4_rows<decltype(n)::value, f16>(a, q, r, first, strip);
-      else int4_rows<decltype(n)::value, float>(a, q, r, first, strip);
+// Calls function(rows in the tile, first row) for as even tiles as can be.
+template <class Function>
+inline void over_row_tiles(int rows, Function function) {
+  const int tiles = (rows + kIntRows - 1) / kIntRows;
+  for (int i = 0, r = 0; i < tiles; ++i) {
+    const int n = (rows - r + tiles - i - 1) / (tiles - i);
+    with_constant<kIntRows>(n, [&](auto count) { function(count, r); });
+    r += n;
+  }
+}
+
+template <class Weights>
+inline Weights strip_of(const MatmulArgs& a, int strip) {
+  const long bytes = (a.kind == kInt4 ? kBlockBytes : 32L * kStrip) * ((a.in + kBlock - 1) / kBlock);
+  return Weights{static_cast<const uint8_t*>(a.weight) + strip * bytes};
+}
+
+// Few rows: straight from the packed weight, one strip after the other.
+template <int Q, class Weights>
+inline void rounded_strip(const MatmulArgs& a, const RoundedRows& q, int first, int row, int rows, int strip) {
+  const int blocks = (a.in + kBlock - 1) / kBlock;
+  over_row_tiles(rows, [&](auto count, int r) {
+    constexpr int R = decltype(count)::value;
+    F total[R][kVecs];
+    for (auto& t : total) for (auto& lane : t) lane = zero();
+    add_blocks<R, Q>(strip_of<Weights>(a, strip), ScaleRows(a, strip), q, row + r, 0, blocks, total);
+    for (int i = 0; i < R; ++i) finish(a, first + row + r + i, strip, total[i]);
+  });
+}
+
+// Codes of blocks [from, to) of a strip as bytes, and their scales in float.
+inline void unpack(const PackedInt4& w, ScaleRows& scales, int from, int to, int steps, uint8_t* codes, float* wide) {
+  for (int b = from; b < to; ++b) {
+    for (int j = 0; j < 8; ++j)
+      for (int v = 0; v < kVecs; ++v, codes += 4 * W) store_plain(codes, w.quad(b, j, v, 0));
+    for (int s = 0; s < steps; ++s, wide += 2 * kStrip) {
+      F scale[kVecs], shift[kVecs];
+      scales.next(scale, shift);
+      for (int v = 0; v < kVecs; ++v) store(wide + v * W, scale[v]), store(wide + kStrip + v * W, shift[v]);
+    }
+  }
+}
+
+// Many rows by one strip of int4: a stretch of blocks is unpacked once for all of them.
+template <int Q>
+inline void many_rounded(const MatmulArgs& a, const RoundedRows& q, int first, int row, int rows, int strip) {
+  const int blocks = (a.in + kBlock - 1) / kBlock;
+  uint8_t* codes = scratch_of<uint8_t>(kPanel, long(kUnpacked) * 32 * kStrip + kUnpacked * 4L * kStrip * sizeof(float));
+  float* wide = reinterpret_cast<float*>(codes + long(kUnpacked) * 32 * kStrip);
+  float* totals = scratch_of<float>(kTotals, long(rows) * kStrip);
+  ScaleRows scales(a, strip);
+  for (int from = 0; from < blocks; from += kUnpacked) {
+    const int to = smaller(blocks, from + kUnpacked);
+    unpack(strip_of<PackedInt4>(a, strip), scales, from, to, 8 / Q, codes, wide);
+    over_row_tiles(rows, [&](auto count, int r) {
+      constexpr int R = decltype(count)::value;
+      F total[R][kVecs];
+      float* kept = totals + long(r) * kStrip;
+      for (int i = 0; i < R; ++i)
+        for (int v = 0; v < kVecs; ++v) total[i][v] = from ? load(kept + i * kStrip + v * W) : zero();
+      add_blocks<R, Q>(WideInt4{{codes}}, WideScales{wide, scales.shifted()}, q, row + r, from, to, total);
+      for (int i = 0; i < R; ++i) {
+        if (to == blocks) finish(a, first + row + r + i, strip, total[i]);
+        else for (int v = 0; v < kVecs; ++v) store(kept + i * kStrip + v * W, total[i][v]);
+      }
     });
   }
 }
 
-// R rows by one strip of int8, one scale a column and one step a row.
-template <int R>
-inline void int8_rows(const MatmulArgs& a, const QuantizedRows& q, int r0, int first, int strip) {
-  const int quads = (a.in + 3) / 4;
-  const uint8_t* w = static_cast<const uint8_t*>(a.weight) + long(strip) * quads * 4 * kStrip;
-  I acc[R][kVecs];
-  for (auto& r : acc) for (auto& t : r) t = izero();
-  for (int k = 0; k < quads; ++k, w += 4 * kStrip)
-    for (int v = 0; v < kVecs; ++v) {
-      B codes = load_bytes(w + 4 * W * v);
-      for (int r = 0; r < R; ++r) acc[r][v] = dot_s8(acc[r][v], codes, q.codes + (r0 + r) * q.stride + 4 * k);
+// int8 with one step a row and one scale a column: the whole product is one exact integer.
+inline void whole_rows(const MatmulArgs& a, const RoundedRows& q, int first, int row, int rows, int strip) {
+  const int blocks = (a.in + kBlock - 1) / kBlock;
+  const PackedInt8 w = strip_of<PackedInt8>(a, strip);
+  over_row_tiles(rows, [&](auto count, int r) {
+    constexpr int R = decltype(count)::value;
+    I acc[R][kVecs];
+    for (int i = 0; i < R; ++i) for (auto& t : acc[i]) t = PackedInt8::start(q.sums[row + r + i]);
+    for (int b = 0; b < blocks; ++b) {
+      if (R == 1) w.ahead(b);
+      dot_quads<R, 8>(w, b, 0, q.codes + (row + r) * q.stride + b * 32L * PackedInt8::kParts, q.stride, acc);
     }
-  for (int r = 0; r < R; ++r) {
-    F total[kVecs];
-    for (int v = 0; v < kVecs; ++v) {
-      int32_t lanes[W];
-      store(lanes, acc[r][v]);
-      float exact[W], scale[W];
-      for (int i = 0; i < W; ++i) exact[i] = float(lanes[i] - kDotBias * a.sums[strip * kStrip + v * W + i]);
-      const long at = long(strip) * kStrip + v * W;
-      store(scale, a.scale_type == kFloat16 ? load(static_cast<const f16*>(a.scale) + at) : load(static_cast<const float*>(a.scale) + at));
-      total[v] = mul(load(exact), mul(load(scale), set(q.steps[r0 + r])));
+    F scale[kVecs], shift[kVecs];
+    ScaleRows(a, strip).next(scale, shift);
+    for (int i = 0; i < R; ++i) {
+      F total[kVecs];
+      for (int v = 0; v < kVecs; ++v) total[v] = mul(to_float(acc[i][v]), mul(scale[v], set(q.steps[row + r + i])));
+      finish(a, first + row + r + i, strip, total);
     }
-    finish(a, first + r0 + r, strip, total);
-  }
+  });
 }
 
-inline void int8_matmul(const MatmulArgs& a) {
+inline void rounded_task(const MatmulArgs& a, const RoundedRows& q, int first, int row, int rows, int strip) {
+  const bool many = rows > kFewTiles * kIntRows;
+  if (a.block < 0) whole_rows(a, q, first, row, rows, strip);
+  else if (a.kind == kInt8 && a.block == 16) rounded_strip<4, PackedInt8>(a, q, first, row, rows, strip);
+  else if (a.kind == kInt8) rounded_strip<8, PackedInt8>(a, q, first, row, rows, strip);
+  else if (a.block == 16) many ? many_rounded<4>(a, q, first, row, rows, strip) : rounded_strip<4, PackedInt4>(a, q, first, row, rows, strip);
+  else many ? many_rounded<8>(a, q, first, row, rows, strip) : rounded_strip<8, PackedInt4>(a, q, first, row, rows, strip);
+}
+
+inline void rounded_matmul(const MatmulArgs& a) {
+  const int strips = (a.out + kStrip - 1) / kStrip;
   for (int first = 0; first < a.rows; first += kPanelRows) {
     const int rows = smaller(kPanelRows, a.rows - first);
-    QuantizedRows q{};
-    q.stride = round_up(a.in, 4);
-    q.codes = scratch_of<int8_t>(kQuantized, q.stride * rows);
-    q.steps = scratch_of<float>(kScales, rows);
-    over_rows(rows, a.in, [&](int from, int to) {
-      for (int r = from; r < to; ++r) {
-        int8_t* codes = q.codes + r * q.stride;
-        with_type(a.x.type, [&](auto t) {
-          q.steps[r] = quantize_stretch(row<decltype(t)>(a.x, first + r), a.in, codes, int(q.stride), nullptr);
-        });
-        if (kDotBias) for (long k = 0; k < q.stride; ++k) codes[k] = int8_t(codes[k] ^ 0x80);
-      }
-    });
-    over_tiles(a.out, rows, [&](auto n, int r, int strip) { int8_rows<decltype(n)::value>(a, q, r, first, strip); });
+    const RoundedRows q = round_rows(a, first, rows);
+    const int fit = int(kCodesInCache / q.stride) / kIntRows * kIntRows;
+    const int block = smaller(rows, larger(4 * kIntRows, fit)), blocks = (rows + block - 1) / block;
+    // strips of a task: neighbours lie together in memory, and taking a task costs about as much as a strip of 4 KiB
+    const long bytes = (a.kind == kInt4 ? kBlockBytes : 32L * kStrip) * ((a.in + kBlock - 1) / kBlock) * smaller(rows, 16);
+    const int together = larger(1, smaller(int((32L << 10) / bytes), strips / (4 * threads())));
+    const int groups = (strips + together - 1) / together;
+    auto task = [&](int i) {
+      const int row = i / groups * block, count = smaller(block, rows - row), begin = i % groups * together;
+      for (int strip = begin; strip < smaller(strips, begin + together); ++strip) rounded_task(a, q, first, row, count, strip);
+    };
+    parallel(groups * blocks, task);
   }
 }
 
@@ -168,24 +322,23 @@ inline auto scaled_panels(const MatmulArgs& a, long strip_bytes) {
     const long at = long(strip) * groups * kStrip;
     const S* zeros = a.zero ? static_cast<const S*>(a.zero) + at : nullptr;
     return Panel<S>{static_cast<const uint8_t*>(a.weight) + strip * strip_bytes,
-                    {static_cast<const S*>(a.scale) + at, zeros, a.group}};
+                    {static_cast<const S*>(a.scale) + at, zeros, a.all_zeros, a.group}};
   };
 }
 
 inline void matmul(const MatmulArgs& a) {
   const bool half = a.scale_type == kFloat16;
+  const long blocks = (a.in + kBlock - 1) / kBlock;
   if (a.kind == kDense) {
     dense_matmul(a);
+  } else if (a.block) {
+    rounded_matmul(a);
   } else if (a.kind == kInt8) {
-    const long bytes = round_up(a.in, 4) * kStrip;
-    if (a.rounds()) int8_matmul(a);
-    else if (half) float_matmul(a, scaled_panels<Int8Panel, f16>(a, bytes));
-    else float_matmul(a, scaled_panels<Int8Panel, float>(a, bytes));
+    if (half) float_matmul(a, scaled_panels<Int8Panel, f16>(a, blocks * 32 * kStrip));
+    else float_matmul(a, scaled_panels<Int8Panel, float>(a, blocks * 32 * kStrip));
   } else {
-    const long bytes = (a.in + kBlock - 1) / kBlock * kBlockBytes;
-    if (a.rounds()) int4_matmul(a);
-    else if (half) float_matmul(a, scaled_panels<Int4Panel, f16>(a, bytes));
-    else float_matmul(a, scaled_panels<Int4Panel, float>(a, bytes));
+    if (half) float_matmul(a, scaled_panels<Int4Panel, f16>(a, blocks * kBlockBytes));
+    else float_matmul(a, scaled_panels<Int4Panel, float>(a, blocks * kBlockBytes));
   }
 }
 

@@ -9,6 +9,9 @@ namespace QIAO_VARIANT {
 // Bytes ahead of its reading at which a weight is asked for: the processor's own prefetching stops at page ends.
 constexpr long kAhead = 1536;
 
+constexpr int kBlock = 32;                    // k of one block of int8 and int4
+constexpr long kBlockBytes = 16L * kStrip;    // bytes of a block of int4 in a strip
+
 template <class T>
 struct DensePanel {
   const T* base;
@@ -54,6 +57,7 @@ template <> constexpr int kStepOf<PairPanel> = 2;
 template <class S>
 struct Groups {
   const S *scale, *zero;
+  float all_zeros;  // where zero is null
   int size;
   struct Segment { F scale[kVecs], zero[kVecs]; };
   int stop(int k, int end) const { return smaller(end, (k / size + 1) * size); }
@@ -62,7 +66,7 @@ struct Groups {
     long at = long(k / size) * kStrip;
     for (int v = 0; v < kVecs; ++v) {
       out.scale[v] = load(scale + at + v * W);
-      out.zero[v] = zero ? load(zero + at + v * W) : set(0.0f);
+      out.zero[v] = zero ? load(zero + at + v * W) : set(all_zeros);
     }
     return out;
   }
@@ -82,9 +86,6 @@ struct Int8Panel {
     for (int v = 0; v < kVecs; ++v) out[v] = dequantize(signed_byte(load_bytes(p + 4 * W * v), k % 4), s.zero[v], s.scale[v]);
   }
 };
-
-constexpr int kBlock = 32;                    // k of one block of int4
-constexpr long kBlockBytes = 16L * kStrip;    // its bytes in a strip
 
 template <class S>
 struct Int4Panel {
@@ -122,18 +123,14 @@ inline void pack_dense(const void* from, void* to, int rows, int columns, int ty
   else transpose_to_strips<2>(static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to), rows, columns);
 }
 
-inline void pack_int8(const int8_t* from, void* to, int32_t* sums, int rows, int columns) {
-  int quads = (columns + 3) / 4;
+inline void pack_int8(const int8_t* from, void* to, int rows, int columns) {
+  int quads = int(round_up(columns, kBlock)) / 4;
   auto task = [=](int strip) {
     int8_t* out = static_cast<int8_t*>(to) + long(strip) * quads * 4 * kStrip;
     for (int c = 0; c < kStrip; ++c) {
-      int n = strip * kStrip + c, total = 0;
-      for (int k = 0; k < 4 * quads; ++k) {
-        int8_t value = n < rows && k < columns ? from[long(n) * columns + k] : 0;
-        out[(long(k / 4) * kStrip + c) * 4 + k % 4] = value;
-        total += value;
-      }
-      sums[strip * kStrip + c] = total;
+      int n = strip * kStrip + c;
+      for (int k = 0; k < 4 * quads; ++k)
+        out[(long(k / 4) * kStrip + c) * 4 + k % 4] = n < rows && k < columns ? from[long(n) * columns + k] : 0;
     }
   };
   parallel((rows + kStrip - 1) / kStrip, task);
@@ -142,7 +139,7 @@ inline void pack_int8(const int8_t* from, void* to, int32_t* sums, int rows, int
 inline void pack_int4(const uint8_t* from, void* to, int rows, int columns) {
   int blocks = (columns + kBlock - 1) / kBlock;
   auto task = [=](int strip) {
-    uint8_t* out = static_cast<uint8_t*>(to) + strip * blocks * kBlockBytes;
+    uint8_t* out = static_cast<uint8_t*>(to) + long(strip) * blocks * kBlockBytes;
     for (int b = 0; b < blocks; ++b, out += kBlockBytes)
       for (int c = 0; c < kStrip; ++c)
         for (int i = 0; i < kBlock / 2; ++i) {

@@ -35,15 +35,12 @@ struct f16 { uint16_t bits; };
 #endif
 
 // A strip is the unit of packed weights: kStrip columns, kVecs vectors wide. kRows is how many rows a kernel keeps in
-// registers beside one strip of float weights, kDotRows beside one vector of unpacked 4-bit ones.
+// registers beside one strip of float weights, kDotRows beside one of quantized ones.
 constexpr int kStrip = W * kVecs;
 
 inline constexpr int smaller(int a, int b) { return a < b ? a : b; }
 inline constexpr int larger(int a, int b) { return a > b ? a : b; }
 inline constexpr long round_up(long n, long step) { return (n + step - 1) / step * step; }
-
-// Memory is read again after this, as if it might have changed.
-inline void do_not_hoist() { asm volatile("" ::: "memory"); }
 
 // The first n lanes, the others zero.
 template <class T>

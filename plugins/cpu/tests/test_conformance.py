@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import qiao_cpu
 from qiao.contract import CATALOG
 from qiao.contract.cases import cases
 from qiao_conformance import kit
 from qiao_conformance.target import Target
+from qiao_cpu.matmul import ROUND_VARIABLE
 
 HOOKS = {name: getattr(qiao_cpu, name) for name in CATALOG if hasattr(qiao_cpu, name)}
 
 
-@pytest.fixture
-def target(isa):
+@pytest.fixture(params=["1", "0"], ids=["rounded", "exact"])
+def target(isa, request, monkeypatch):
+    monkeypatch.setenv(ROUND_VARIABLE, request.param)
     return Target("cpu", HOOKS, qiao_cpu.probe_devices()[0], qiao_cpu.capabilities(isa))
+
+
+def test_only_rounding_needs_looser_tolerances(target):
+    assert bool(target.capabilities.tolerances) == (os.environ[ROUND_VARIABLE] == "1")
 
 
 @pytest.mark.parametrize("hook", HOOKS)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from qiao.contract import CATALOG
+from qiao_cpu.matmul import ROUND_VARIABLE
 
 from tests.support.cpu import SCHEMES, batch, generator, linear
 
@@ -30,7 +35,8 @@ def test_dense(isa, rows, dtype):
 @pytest.mark.parametrize(
     ("scheme", "group"), [("w8a16", -1), ("w8a16", 48), ("w4a16", -1), ("w4a16", 64), ("w4a16", 20)]
 )
-def test_weight_only_in_float32_rounds_nothing(isa, scheme, group, half_scales):
+def test_weight_only_rounds_nothing_where_asked(isa, monkeypatch, scheme, group, half_scales):
+    monkeypatch.setenv(ROUND_VARIABLE, "0")
     for rows in (1, 2, 5, 40):
         x = torch.randn(rows, 320, generator=generator(rows))
         made = linear(scheme, 70, 320, group=group, half_scales=half_scales)
@@ -38,25 +44,55 @@ def test_weight_only_in_float32_rounds_nothing(isa, scheme, group, half_scales):
 
 
 def rounded(x, size):
-    """Activations as the kernels see them: ``round(x / step) * step`` with ``step = max|x| / 127`` a stretch."""
+    """Activations as the kernels see them: ``round(x * (127 / max|x|)) * (max|x| / 127)`` a stretch of ``size``."""
     wide = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % size)).unflatten(1, (-1, size))
-    step = wide.abs().amax(-1, keepdim=True) / 127
-    codes = (wide / torch.where(step > 0, step, 1.0)).round()
-    return (codes.double() * step.double()).flatten(1)[:, : x.shape[1]]
+    most = wide.abs().amax(-1, keepdim=True)
+    codes = (wide * torch.where(most > 0, torch.full_like(most, 127) / most, 0.0)).round()
+    return (codes.double() * (most / 127).double()).flatten(1)[:, : x.shape[1]]
 
 
-@pytest.mark.parametrize("with_zero", [True, False])
-@pytest.mark.parametrize("group", [-1, 32, 128])
-@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-def test_int4_with_rounded_activations_is_exact_but_for_the_rounding(isa, dtype, group, with_zero):
-    for rows in (1, 3, 9, 50):
-        x = torch.randn(rows, 200 if group == -1 else 384, generator=generator(rows)).to(dtype)
+ROUNDED = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+"""Bounds where activations are taken as the kernels round them: what is left is the rounding of sums and results."""
+
+
+@pytest.mark.parametrize("zeros", ["whole", "one", "quotient", "none"])
+@pytest.mark.parametrize("group", [-1, 16, 32, 128])
+@pytest.mark.parametrize("scheme", ["w4a16", "w8a16"])
+def test_rounded_activations_are_all_that_is_lost(isa, scheme, group, zeros):
+    for dtype, rows in itertools.product(DTYPES, (1, 3, 9, 50)):
+        x = torch.randn(rows, 200 if group == -1 else 1152, generator=generator(rows)).to(dtype)
         x[0, :64] = 0
-        made = linear("w4a16", 45, x.shape[1], group=group, with_zero=with_zero)
-        want = rounded(x, 32) @ made.value.T
-        torch.testing.assert_close(made(x).double(), want, atol=2e-3 if dtype == torch.float16 else 1.6e-2, rtol=8e-3)
+        made = linear(scheme, 45, x.shape[1], group=group, zeros=zeros)
+        want = rounded(x, 16 if group == 16 else 32) @ made.value.T
+        torch.testing.assert_close(made(x).double(), want, atol=ROUNDED[dtype], rtol=ROUNDED[dtype] / 2)
         # and the rounding itself costs little: within bfloat16's own tolerance
         torch.testing.assert_close(made(x).double(), x.double() @ made.value.T, atol=3e-2, rtol=3e-2)
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_rounded_products_of_any_shape(isa, data):
+    scheme, zeros = data.draw(st.sampled_from(["w4a16", "w8a16"])), data.draw(st.sampled_from(["whole", "none"]))
+    outputs, inputs = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 1200))
+    rows, group = data.draw(st.integers(1, 40)), data.draw(st.sampled_from([-1, 16, 32, 48, 64, 128]))
+    dtype = data.draw(st.sampled_from(DTYPES))
+    order = torch.randperm(inputs, generator=generator(inputs))
+    extra = {"perm": order} if data.draw(st.booleans()) else {}
+    x = torch.randn(rows, inputs, generator=generator(rows)).to(dtype)
+    made = linear(scheme, outputs, inputs, group=group, zeros=zeros, half_scales=data.draw(st.booleans()), **extra)
+    block = 16 if group in (16, 48) and inputs > group else 32  # where there is one group, any block is in it
+    want = rounded(x[:, order] if extra else x, block) @ made.value.T
+    torch.testing.assert_close(made(x).double(), want, atol=ROUNDED[dtype], rtol=ROUNDED[dtype] / 2)
+
+
+@pytest.mark.parametrize("scheme", ["w4a16", "w8a16", "w8a8"])
+def test_tiny_and_huge_activations_round_without_trouble(isa, scheme):
+    made = linear(scheme, 20, 64, torch.float32)
+    for size in (1e-44, 1e-38, 1e-30, 1e30):
+        x = torch.full((2, 64), size)
+        x[:, 1::3] *= -0.5
+        want = x.double() @ made.value.T
+        torch.testing.assert_close(made(x).double(), want, atol=max(size * 0.05, 1e-33), rtol=3e-2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

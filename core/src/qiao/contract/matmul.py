@@ -3,13 +3,14 @@
 Schemes and what ``pack_weight`` receives (all on the host or on the target device, plugin's choice to move):
 
 ``dense``  ``weight`` [O, I] floating
-``w8a16``  ``weight`` [O, I] int8, ``scale`` [O, I / group] floating
-``w8a8``   as ``w8a16`` with one group; activations are quantized per token, symmetric, on the fly
+``w8a16``  ``weight`` [O, I] int8, ``scale`` [O, I / group] floating, and ``zero`` as ``scale`` where the format has one
+``w8a8``   as ``w8a16`` with one group and without zero; activations are quantized per token, symmetric, on the fly
 ``w4a16``  ``weight`` [O, I] uint8 holding 0..15, ``scale`` and ``zero`` [O, I / group] floating,
            and ``perm`` [I] int64 where GPTQ's act-order regrouped the columns (column j belongs to input ``perm[j]``)
 ``fp8``    ``weight`` [O, I] float8_e4m3fn, ``scale`` [O, 1] or [1, 1] float32
 
-The value of a quantized weight is ``(weight - zero) * scale``; without ``zero`` it is ``weight * scale``.
+The value of a quantized weight is ``(weight - zero) * scale``; without ``zero`` it is ``weight * scale``. A plugin may
+round the activations of ``w4a16`` and ``w8a16`` on the fly; it then declares a tolerance for that scheme.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ class Capabilities:
     the prefix (``"bfloat16"``). ``kv_layouts`` is in order of preference: ``NHD`` is
     [blocks, block_size, K, D], ``HND`` is [blocks, K, block_size, D], ``NZ`` is the vendor's own. A cache of each
     of ``kv_dtypes`` (empty: ``dtypes``) works with activations of each of ``dtypes``. ``schemes``
-    are the weight formats that ``matmul`` takes. ``tolerances`` loosens the catalog's by (hook, dtype).
+    are the weight formats that ``matmul`` takes. ``tolerances`` loosens the catalog's by (hook, dtype), or for one
+    weight format by (``"matmul." + scheme``, dtype), as where activations are rounded on the fly.
     ``capture_sizes`` are the numbers of sequences for which decode steps are recorded, at the start; a step is filled
     up to the next one. Empty means that any number is recorded when it first comes.
     """

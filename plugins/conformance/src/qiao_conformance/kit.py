@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from qiao.contract import CATALOG, KVCache
-from qiao.contract.cases import Case, LooseCache, cases
+from qiao.contract.cases import Case, LooseCache, LooseWeight, cases
 
 from qiao_conformance import oracle
 from qiao_conformance.target import Target, find, flat_rows, host, same, specified, worst
@@ -69,7 +69,8 @@ def test_case(target: Target, case: Case) -> None:
 
 
 def _close(target: Target, case: Case, name: str, got: torch.Tensor, want: torch.Tensor) -> None:
-    tolerance = target.tolerance(case.hook, case.dtype)
+    scheme = next((v.scheme for v in case.arguments.values() if isinstance(v, LooseWeight)), "")
+    tolerance = target.tolerance(case.hook, case.dtype, scheme)
     ratio, index = worst(got, want, tolerance)
     assert ratio <= 1, (
         f"{case.id} ({case.note}): {name} of shape {tuple(got.shape)} is off by {ratio:.3g} times the tolerance "

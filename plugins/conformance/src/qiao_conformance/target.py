@@ -22,10 +22,11 @@ class Target:
     device: DeviceInfo
     capabilities: Capabilities
 
-    def tolerance(self, hook: str, dtype: str) -> Tolerance:
-        """The catalog's, or the looser one that the plugin declares."""
+    def tolerance(self, hook: str, dtype: str, scheme: str = "") -> Tolerance:
+        """The catalog's, or the looser one that the plugin declares, be it for one weight format or for all."""
         usual = CATALOG[hook].tolerance[dtype]
-        declared = self.capabilities.tolerances.get((hook, dtype))
+        found = self.capabilities.tolerances
+        declared = found.get((f"{hook}.{scheme}", dtype), found.get((hook, dtype)))
         if declared is None:
             return usual
         return Tolerance(max(usual.atol, declared.atol), max(usual.rtol, declared.rtol))

@@ -10,6 +10,10 @@ import torch
 from qiao.contract import Capabilities, DeviceInfo, MemoryInfo, Tolerance, hookimpl
 
 from qiao_cpu import native
+from qiao_cpu.matmul import rounded_schemes
+
+ROUNDED, ROUNDED_DTYPES = Tolerance(3e-2, 3e-2), ("float32", "float16")
+"""What rounding activations to int8 may cost: bfloat16's own tolerance."""
 
 SCORES = {"scalar": 2, "neon": 40}
 """Scores of slow variants; the others get 50. All are above the reference plugin's 1."""
@@ -43,8 +47,7 @@ def capabilities(chip: str) -> Capabilities:
         kv_dtypes=("float32", "bfloat16", "float16", "int8"),
         schemes=("dense", "w4a16", "w8a16", "w8a8"),
         sdk={"torch": str(torch.__version__), **native.facts()},
-        # int4 weights meet int8 activations where those are 16 bit, as bfloat16's own tolerance allows
-        tolerances={("matmul", "float16"): Tolerance(3e-2, 3e-2)},
+        tolerances={(f"matmul.{scheme}", dtype): ROUNDED for scheme in rounded_schemes() for dtype in ROUNDED_DTYPES},
     )
 
 

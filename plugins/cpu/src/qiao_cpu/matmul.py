@@ -14,9 +14,19 @@ SCHEMES = ("dense", "w8a16", "w8a8", "w4a16")
 
 _DENSE, _INT8, _INT4 = range(3)
 _BLOCK = 32
-"""Inputs that share a step of rounded activations; 4-bit weights are stored in blocks of as many."""
+"""Quantized weights are stored in blocks of so many inputs."""
 
-_ROUND = os.environ.get("QIAO_CPU_INT8_ACTIVATIONS", "1") != "0"
+ROUND_VARIABLE = "QIAO_CPU_INT8_ACTIVATIONS"
+"""``0`` keeps activations as they are before ``w4a16`` and ``w8a16`` weights packed from then on."""
+
+
+def _rounds() -> bool:
+    return os.environ.get(ROUND_VARIABLE, "1") != "0"
+
+
+def rounded_schemes() -> tuple[str, ...]:
+    """Weight-only schemes whose activations become int8 on the fly."""
+    return ("w4a16", "w8a16") if _rounds() else ()
 
 
 def _strips(rows: int) -> int:
@@ -36,10 +46,9 @@ def _in_strips(matrix: torch.Tensor) -> torch.Tensor:
 def _pack_int8(codes: torch.Tensor) -> dict[str, torch.Tensor]:
     codes = codes.contiguous()
     rows, columns = codes.shape
-    packed = torch.empty(_strips(rows), -(-columns // 4), native.strip(), 4, dtype=torch.int8)
-    sums = torch.empty(_strips(rows), native.strip(), dtype=torch.int32)
-    native.check(native.pack_int8(codes.data_ptr(), packed.data_ptr(), sums.data_ptr(), rows, columns))
-    return {"weight": packed, "sums": sums}
+    packed = torch.empty(_strips(rows), -(-columns // _BLOCK), native.strip(), _BLOCK, dtype=torch.int8)
+    native.check(native.pack_int8(codes.data_ptr(), packed.data_ptr(), rows, columns))
+    return {"weight": packed}
 
 
 def _pack_int4(codes: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -54,11 +63,40 @@ def _exact_in_half(tensor: torch.Tensor) -> bool:
     return bool((tensor.half().float() == tensor).all())
 
 
-def _scales(tensors: Mapping[str, torch.Tensor], info: WeightInfo) -> dict[str, torch.Tensor]:
+def _rounded_block(scheme: str, info: WeightInfo, groups: int) -> int:
+    """``PackedWeight.block`` of kernels.h: how many inputs share a step when activations become int8; 0 for none."""
+    if scheme == "w8a8":
+        return -1
+    if not _rounds():
+        return 0
+    if groups == 1 or info.group_size % 32 == 0:
+        return 32
+    return 16 if info.group_size % 16 == 0 else 0
+
+
+def _zeros(zero: torch.Tensor, scale: torch.Tensor, rounded: bool) -> tuple[str, torch.Tensor]:
+    """The shortest form of the zero points, and its name.
+
+    One zero for all is a number. Rounded kernels take ``shift``, zero times scale, where that fits 16 bits and zero
+    does not: GGUF's Q4_1 stores that product, of which zero is the rounded quotient.
+    """
+    if bool((zero == zero.flatten()[0]).all()):
+        return "all_zeros", zero.flatten()[0]
+    shift = zero * scale
+    near = shift.half().float()
+    short = _exact_in_half(scale) and bool(((near - shift).abs() <= shift.abs() * 2.0**-22).all())
+    return ("shift", near) if rounded and short and not _exact_in_half(zero) else ("zero", zero)
+
+
+def _scales(tensors: Mapping[str, torch.Tensor], info: WeightInfo, rounded: bool) -> dict[str, torch.Tensor]:
     """Scale and zero in strips: in 16 bits where that changes nothing, as with GPTQ's and GGUF's own scales."""
-    found = {name: tensors[name].float() for name in ("scale", "zero") if name in tensors}
-    dtype = torch.float16 if all(_exact_in_half(x) for x in found.values()) else torch.float32
-    return {name: _in_strips(x.expand(info.out_features, -1).to(dtype)) for name, x in found.items()}
+    scale, plain = tensors["scale"].float(), {}
+    parts = {"scale": scale}
+    if "zero" in tensors:
+        name, zero = _zeros(tensors["zero"].float(), scale, rounded)
+        (plain if name == "all_zeros" else parts)[name] = zero
+    dtype = torch.float16 if all(_exact_in_half(x) for x in parts.values()) else torch.float32
+    return plain | {name: _in_strips(x.expand(info.out_features, -1).to(dtype)) for name, x in parts.items()}
 
 
 @hookimpl
@@ -73,7 +111,8 @@ def pack_weight(scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightIn
         kept = weight if weight.dtype in native.TYPES else weight.float()
         return PackedWeight(scheme, info, Packed(scheme, info, {"weight": _in_strips(kept)}))
     data = _pack_int4(weight.to(torch.uint8)) if scheme == "w4a16" else _pack_int8(weight.to(torch.int8))
-    data |= _scales(tensors, info)
+    block = _rounded_block(scheme, info, tensors["scale"].shape[1])
+    data |= _scales(tensors, info, block > 0) | {"block": torch.tensor(block)}
     if "perm" in tensors:
         data["perm"] = tensors["perm"].long()
     return PackedWeight(scheme, info, Packed(scheme, info, data))
@@ -89,13 +128,14 @@ class Packed(dict[str, torch.Tensor]):
 
 
 def _record(scheme: str, info: WeightInfo, tensors: Mapping[str, torch.Tensor]) -> native.Weight:
-    pointers = {name: tensors[name].data_ptr() for name in ("weight", "scale", "zero", "sums") if name in tensors}
+    pointers = {name: tensors[name].data_ptr() for name in ("weight", "scale", "zero") if name in tensors}
     if scheme == "dense":
         storage = native.TYPES[tensors["weight"].dtype]
         return native.Weight(info.in_features, info.out_features, _DENSE, storage, group=1, **pointers)
     groups, size = tensors["scale"].shape[1], info.group_size
     group = info.in_features if groups == 1 else size if size > 0 else -(-info.in_features // groups)
-    aligned = groups == 1 or group % _BLOCK == 0
+    if "shift" in tensors:
+        pointers["zero"] = tensors["shift"].data_ptr()
     return native.Weight(
         info.in_features,
         info.out_features,
@@ -103,8 +143,9 @@ def _record(scheme: str, info: WeightInfo, tensors: Mapping[str, torch.Tensor]) 
         0,
         scale_type=native.TYPES[tensors["scale"].dtype],
         group=group,
-        rounds_float32=scheme == "w8a8",
-        rounds_half=scheme == "w8a8" or (scheme == "w4a16" and _ROUND and aligned),
+        block=int(tensors["block"]),
+        zero_is_scaled="shift" in tensors,
+        all_zeros=float(tensors["all_zeros"]) if "all_zeros" in tensors else 0.0,
         **pointers,
     )
 

@@ -53,9 +53,9 @@ class Weight(ctypes.Structure):
         *((name, c_void_p) for name in ("weight", "scale", "zero")),
         ("scale_type", c_int),
         ("group", c_int),
-        ("sums", c_void_p),
-        ("rounds_float32", c_int),
-        ("rounds_half", c_int),
+        ("block", c_int),
+        ("zero_is_scaled", c_int),
+        ("all_zeros", c_float),
     )
 
 
@@ -104,7 +104,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "select": (c_char_p,),
     "set_threads": (_I, POINTER(c_int), _I),
     "pack_dense": (_P, _P, _I, _I, _I),
-    "pack_int8": (_P, _P, _P, _I, _I),
+    "pack_int8": (_P, _P, _I, _I),
     "pack_int4": (_P, _P, _I, _I),
     "matmul": (POINTER(Weight), _P, _L, _I, _I, _P, _I, _P),
     "attention": (POINTER(Heads), _P, POINTER(Cache), _I, _I, _P, _P, _P, _L, _F, _F, _I),

@@ -84,13 +84,15 @@ void close(const std::vector<uint8_t>& a, const std::vector<uint8_t>& b, int typ
 
 size_t bytes_of(int type) { return type == kFloat32 ? 4 : type == kSigned8 ? 1 : 2; }
 
+enum ZeroForm { kNoZero, kZero, kScaledZero, kOneZero };
+
 struct Linear {
-  int kind, type, quantize, group, in, out;
+  int kind, type, block, group, in, out;
+  ZeroForm zero;
 };
 
 struct Packed {
   std::vector<uint8_t> weight, scale, zero;
-  std::vector<int32_t> sums;
 };
 
 Packed pack(const Kernels& k, const Linear& l) {
@@ -108,9 +110,8 @@ Packed pack(const Kernels& k, const Linear& l) {
     p.weight.resize(size_t(strips) * k.strip * ((l.in + 31) / 32) * 16);
     k.pack_int4(codes.data(), p.weight.data(), l.out, l.in);
   } else {
-    p.weight.resize(size_t(strips) * k.strip * ((l.in + 3) / 4) * 4);
-    p.sums.resize(size_t(strips) * k.strip);
-    k.pack_int8(reinterpret_cast<int8_t*>(codes.data()), p.weight.data(), p.sums.data(), l.out, l.in);
+    p.weight.resize(size_t(strips) * k.strip * ((l.in + 31) / 32) * 32);
+    k.pack_int8(reinterpret_cast<int8_t*>(codes.data()), p.weight.data(), l.out, l.in);
   }
   const int groups = (l.in + l.group - 1) / l.group;
   for (auto* part : {&p.scale, &p.zero}) {
@@ -129,17 +130,20 @@ std::vector<uint8_t> multiply(const Kernels& k, const Linear& l, const Packed& p
   a.rows = rows, a.in = l.in, a.out = l.out, a.kind = l.kind, a.type = l.type;
   a.weight = p.weight.data();
   if (l.kind != kDense) a.scale = p.scale.data();
-  if (l.kind == kInt4) a.zero = p.zero.data();
-  a.group = l.group, a.sums = p.sums.data(), a.rounds_float32 = a.rounds_half = l.quantize;
+  if (l.zero == kZero || l.zero == kScaledZero) a.zero = p.zero.data();
+  a.group = l.group, a.block = l.block, a.zero_is_scaled = l.zero == kScaledZero;
+  if (l.zero == kOneZero) a.all_zeros = 7.5f;
   k.matmul(a);
   return y;
 }
 
 void test_matmul(const Kernels& k, const Kernels& plain) {
   const std::vector<Linear> linears = {
-      {kDense, kFloat32, 0, 1, 300, 70}, {kDense, kBFloat16, 0, 1, 300, 70}, {kDense, kFloat16, 0, 1, 37, 33},
-      {kInt8, 0, 0, 300, 300, 40},       {kInt8, 0, 0, 25, 300, 40},         {kInt8, 0, 1, 301, 301, 40},
-      {kInt4, 0, 0, 20, 300, 40},        {kInt4, 0, 1, 64, 320, 70},         {kInt4, 0, 1, 301, 301, 33},
+      {kDense, kFloat32, 0, 1, 300, 70, kNoZero}, {kDense, kBFloat16, 0, 1, 300, 70, kNoZero}, {kDense, kFloat16, 0, 1, 37, 33, kNoZero},
+      {kInt8, 0, 0, 300, 300, 40, kNoZero},       {kInt8, 0, 0, 25, 300, 40, kZero},           {kInt8, 0, -1, 301, 301, 40, kNoZero},
+      {kInt8, 0, 32, 32, 300, 40, kNoZero},       {kInt8, 0, 16, 16, 200, 33, kZero},          {kInt8, 0, 32, 301, 301, 17, kOneZero},
+      {kInt4, 0, 0, 20, 300, 40, kZero},          {kInt4, 0, 32, 64, 320, 70, kZero},          {kInt4, 0, 32, 301, 301, 33, kOneZero},
+      {kInt4, 0, 16, 16, 1100, 40, kScaledZero},  {kInt4, 0, 32, 32, 1100, 20, kScaledZero},   {kInt4, 0, 32, 128, 200, 9, kNoZero},
   };
   for (const Linear& l : linears)
     for (int x_type : {kFloat32, kBFloat16, kFloat16}) {
@@ -149,7 +153,7 @@ void test_matmul(const Kernels& k, const Kernels& plain) {
       state = 7;
       Packed theirs = pack(plain, l);
       auto x = random_elements(size_t(rows) * l.in, x_type);
-      std::string name = std::string(k.name) + " matmul kind " + std::to_string(l.kind) + " type " + std::to_string(l.type) + " x " + std::to_string(x_type);
+      std::string name = std::string(k.name) + " matmul kind " + std::to_string(l.kind) + " type " + std::to_string(l.type) + " block " + std::to_string(l.block) + " x " + std::to_string(x_type);
       auto all = multiply(k, l, mine, x, x_type, 0, rows);
       // integers of quantized rows are equal in all variants, so only the order of float sums differs; sums are large
       // beside single entries only where the codes are, hence the loose bound there

@@ -24,6 +24,8 @@ def _integer(random: Random, scheme: str, rows: int, columns: int, group: int, o
     tensors["scale"] = (random.uniform(rows, groups) + 0.5) / (high * columns**0.5)
     if bits == 4:
         tensors["zero"] = random.whole(1, 16, rows, groups).float()
+    elif "zero" in options:
+        tensors["zero"] = random.uniform(rows, groups) * 40 - 20
     if "perm" in options:
         tensors["perm"] = random.order(columns)
     return LooseWeight(scheme, tensors, WeightInfo("w", columns, rows, bits, group, bits == 8))
@@ -50,6 +52,8 @@ def _weights(random: Random, scheme: str, dtype: str) -> Iterator[tuple[str, Loo
         yield "groups", _integer(random, scheme, 24, 128, 32, "")
         if scheme == "w4a16":
             yield "act-order", _integer(random, scheme, 16, 128, 64, "perm")
+        else:
+            yield "zeros", _integer(random, scheme, 24, 96, 16, "zero")
 
 
 def matmul(capabilities: Capabilities, random: Random) -> Made:
