@@ -14,10 +14,10 @@ constexpr long kCodesInCache = 192L << 10;
 // Rows as integers. Codes of four neighbouring inputs lie together, `stride` bytes a row.
 struct RoundedRows {
   uint8_t* codes;
-  float *steps, *less;  // [row][block]: the step, and -step * (sum of the codes), which a weight's zero point needs
+  float *steps, *less;  // [block][row]: the step, and -step * (sum of the codes), which a weight's zero point needs
   int32_t* sums;
   long stride;
-  int blocks;
+  int rows;
 };
 
 inline void store_codes(uint8_t* at, I code, bool parts) {
@@ -55,19 +55,20 @@ inline RoundedRows round_rows(const MatmulArgs& a, int first, int rows) {
   const bool parts = a.kind == kInt8;
   const long padded = round_up(a.in, kBlock), block = a.block > 0 ? a.block : padded;
   RoundedRows q;
-  q.blocks = int(padded / block);
+  const long blocks = padded / block;
+  q.rows = rows;
   q.stride = round_up(padded * (parts ? kPartBytes : 1), 64) + 64;  // rows a power of two apart would share few cache sets
   q.codes = scratch_of<uint8_t>(kQuantized, q.stride * rows);
-  q.steps = scratch_of<float>(kScales, 3L * q.blocks * rows);
-  q.less = q.steps + long(q.blocks) * rows;
-  q.sums = reinterpret_cast<int32_t*>(q.less + long(q.blocks) * rows);
+  q.steps = scratch_of<float>(kScales, 3 * blocks * rows);
+  q.less = q.steps + blocks * rows;
+  q.sums = reinterpret_cast<int32_t*>(q.less + blocks * rows);
   over_rows(rows, a.in, [&](int from, int to) {
     for (int r = from; r < to; ++r)
       with_type(a.x.type, [&](auto t) {
         const auto* x = row<decltype(t)>(a.x, first + r);
         uint8_t* codes = q.codes + r * q.stride;
-        long at = long(r) * q.blocks;
-        for (long k = 0; k < padded; k += block, ++at)
+        long at = r;
+        for (long k = 0; k < padded; k += block, at += rows)
           round_stretch(x + k, larger(0, smaller(int(block), a.in - int(k))), int(block), parts,
                         codes + k * (parts ? kPartBytes : 1), q.steps + at, q.less + at, q.sums + at);
       });
@@ -167,30 +168,40 @@ inline __attribute__((always_inline)) void dot_quads(const Weights& w, long bloc
   }
 }
 
+// total += sums * (scale * step), less shift * (step * sum of the activations' codes).
+template <bool Shifted, int R, class Total>
+inline __attribute__((always_inline)) void add_scaled(const Total (&acc)[R][kVecs], const float* steps, const float* less,
+                                                      const F* scale, const F* shift, F (&total)[R][kVecs]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    const F size = set(steps[r]), back = Shifted ? set(less[r]) : zero();
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+      const F sum = fma(to_float(lanes(acc[r][v])), mul(scale[v], size), total[r][v]);
+      total[r][v] = Shifted ? fma(shift[v], back, sum) : sum;
+    }
+  }
+}
+
 // R rows by blocks [first, last) of 32 inputs of a strip, Q quads of inputs to a step.
 template <int R, int Q, class Weights, class Scales>
 inline void add_blocks(const Weights& w, Scales scales, const RoundedRows& q, int row, int first, int last, F (&total)[R][kVecs]) {
   constexpr int kSteps = 8 / Q, kBytes = 4 * Weights::kParts;
   const uint8_t* x = q.codes + row * q.stride + long(first) * 8 * kBytes;
   const bool shifted = scales.shifted();
-  long at = long(row) * q.blocks + long(first) * kSteps;
+  long at = long(first) * kSteps * q.rows + row;
   for (long block = 0; block < last - first; ++block, x += 8 * kBytes) {
     if (R == 1) w.ahead(block);
-    for (int step = 0; step < kSteps; ++step, ++at) {
+#pragma GCC unroll 2
+    for (int step = 0; step < kSteps; ++step, at += q.rows) {
       typename Weights::Total acc[R][kVecs];
-      for (int r = 0; r < R; ++r) for (auto& t : acc[r]) t = Weights::start(q.sums[at + long(r) * q.blocks]);
+      for (int r = 0; r < R; ++r) for (auto& t : acc[r]) t = Weights::start(q.sums[at + r]);
       dot_quads<R, Q>(w, block, step * Q, x + step * Q * kBytes, q.stride, acc);
       F scale[kVecs], shift[kVecs];
       scales.next(scale, shift);
-      for (int r = 0; r < R; ++r) {
-        const F size = set(q.steps[at + long(r) * q.blocks]);
-        for (int v = 0; v < kVecs; ++v) total[r][v] = fma(to_float(lanes(acc[r][v])), mul(scale[v], size), total[r][v]);
-      }
-      if (!shifted) continue;
-      for (int r = 0; r < R; ++r) {
-        const F less = set(q.less[at + long(r) * q.blocks]);
-        for (int v = 0; v < kVecs; ++v) total[r][v] = fma(shift[v], less, total[r][v]);
-      }
+      const float *steps = q.steps + at, *less = q.less + at;
+      if (shifted) add_scaled<true>(acc, steps, less, scale, shift, total);
+      else add_scaled<false>(acc, steps, less, scale, shift, total);
     }
   }
 }
