@@ -57,12 +57,6 @@ inline __m128i cvtsepi32_epi8(__m512i a) {  // saturates
   for (int i = 0; i < 16; ++i) narrow[i] = int8_t(wide[i] > 127 ? 127 : wide[i] < -128 ? -128 : wide[i]);
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(narrow));
 }
-inline int reduce_add_epi32(__m512i a) {
-  uint32_t v[16], out = 0;
-  memcpy(v, &a, 64);
-  for (uint32_t lane : v) out += lane;
-  return int(out);
-}
 inline float reduce_add_ps(__m512 a) {  // halves, then halves of those, as the compilers do
   float v[16];
   memcpy(v, &a, 64);
@@ -94,7 +88,6 @@ inline float reduce_max_ps(__m512 a) {
 #define _mm512_srai_epi32 qiao_emulated::srai_epi32
 #define _mm512_cvtepi32_epi16 qiao_emulated::cvtepi32_epi16
 #define _mm512_cvtsepi32_epi8 qiao_emulated::cvtsepi32_epi8
-#define _mm512_reduce_add_epi32 qiao_emulated::reduce_add_epi32
 #define _mm512_reduce_add_ps qiao_emulated::reduce_add_ps
 #define _mm512_reduce_add_epi32 qiao_emulated::reduce_add_epi32
 #define _mm512_reduce_max_ps qiao_emulated::reduce_max_ps
