@@ -90,8 +90,8 @@ def _zeros(zero: torch.Tensor, scale: torch.Tensor, rounded: bool) -> tuple[str,
 
 def _scales(tensors: Mapping[str, torch.Tensor], info: WeightInfo, rounded: bool) -> dict[str, torch.Tensor]:
     """Scale and zero in strips: in 16 bits where that changes nothing, as with GPTQ's and GGUF's own scales."""
-    scale, plain = tensors["scale"].float(), {}
-    parts = {"scale": scale}
+    scale = tensors["scale"].float()
+    parts, plain = {"scale": scale}, dict[str, torch.Tensor]()
     if "zero" in tensors:
         name, zero = _zeros(tensors["zero"].float(), scale, rounded)
         (plain if name == "all_zeros" else parts)[name] = zero
