@@ -13,7 +13,8 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import uvicorn
 
@@ -41,7 +42,16 @@ def serve(args: EngineArgs, server: ServerArgs, options: HostOptions | None = No
     """
     configure_logging(server.uvicorn_log_level, json_lines=server.log_json)
     options = options or HostOptions(log_level=server.uvicorn_log_level, log_json=server.log_json)
-    return asyncio.run(_Server(args, server, options).run())
+    return loop_runner()(_Server(args, server, options).run())
+
+
+def loop_runner() -> Callable[[Coroutine[Any, Any, int]], int]:
+    """uvloop's ``run``, which costs a token less; asyncio's own where uvloop is not installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run
+    return uvloop.run
 
 
 class _Server:
@@ -63,9 +73,9 @@ class _Server:
             if not await self._load():
                 logger.info("stopped while loading")
                 return 0
-            assert self._state is not None
-            self._http = _Uvicorn(uvicorn_config(self._state))
-            logger.info("%s", summary(self._state, listener))
+            state = self._state
+            assert state is not None
+            self._http = _Uvicorn(uvicorn_config(state), lambda: summary(state, listener))
             await self._http.serve(sockets=[listener])
             return 0 if self._http.started else 1
         finally:
@@ -111,7 +121,16 @@ class _Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Uvicorn without its signal handling, which is done above."""
+    """Uvicorn without its signal handling, which is done above. Logs ``ready()`` once connections are taken."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], str]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            logger.info("%s", self._ready())
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
