@@ -36,6 +36,7 @@ configs = st.fixed_dictionaries(
         "max_num_seqs": st.sampled_from([3, 4, 8]),
         "max_num_batched_tokens": st.sampled_from([1, 3, 7, 16, 64]),
         "long_prefill_token_threshold": st.sampled_from([0, 5]),
+        "tpot_target": st.sampled_from([None, 1e-9, 0.01]),
         "enable_prefix_caching": st.booleans(),
         "scheduling_policy": st.sampled_from(["fcfs", "priority"]),
     }

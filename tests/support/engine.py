@@ -6,6 +6,7 @@ Written apart from the reference plugin, so that both check each other.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -186,7 +187,10 @@ class TinyModel:
 
 
 def make_engine(
-    model: Callable[[OpTable], TinyModel] = TinyModel, ops: OpTable | None = None, **config: object
+    model: Callable[[OpTable], TinyModel] = TinyModel,
+    ops: OpTable | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    **config: object,
 ) -> Engine:
     """An engine with small blocks and the integrity check on."""
     settings: dict[str, object] = {
@@ -199,7 +203,7 @@ def make_engine(
         "check_integrity": True,
     }
     ops = ops or make_ops()
-    return Engine(model(ops), ops, EngineConfig(**(settings | config)))
+    return Engine(model(ops), ops, EngineConfig(**(settings | config)), clock=clock)
 
 
 def request(

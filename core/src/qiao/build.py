@@ -258,6 +258,7 @@ def _engine_config(
         enable_chunked_prefill=args.enable_chunked_prefill,
         scheduling_policy=args.scheduling_policy,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
+        tpot_target=None if args.tpot_target_ms is None else args.tpot_target_ms / 1000.0,
         max_num_queued=args.max_num_queued_reqs,
         seed=args.seed,
         check_integrity=args.check_integrity,

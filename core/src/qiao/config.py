@@ -23,6 +23,8 @@ class EngineArgs:
     ``gpu_memory_utilization`` is the share of a device's memory that weights and cache may take; None means 0.9, and
     0.25 of what is free where the cache lies on the host, whose memory others share. ``fallback_budget`` is in bytes a
     step. ``drop`` leaves hooks of the plugin unused, to try what a gap costs. Sizes are in bytes, times in seconds.
+    ``tpot_target_ms`` limits the prompt tokens beside running answers so that a step takes about so many milliseconds;
+    None leaves them to ``max_num_batched_tokens``.
     ``block_size`` in tokens; None takes what the device allows nearest to 16. ``kv_cache_dtype``: see ``KV_DTYPES``,
     ``auto`` is the model's own.
 
@@ -61,6 +63,7 @@ class EngineArgs:
     max_num_seqs: int = 256
     max_num_queued_reqs: int = 1024
     long_prefill_token_threshold: int = 0
+    tpot_target_ms: float | None = None
     scheduling_policy: str = "fcfs"
     enforce_eager: bool = False
     threads: int | None = None
@@ -85,6 +88,11 @@ class EngineArgs:
         threshold = self.long_prefill_token_threshold
         if isinstance(threshold, bool) or not isinstance(threshold, int) or threshold < 0:
             raise ParameterError("long_prefill_token_threshold", f"must be 0 (off) or more, got {threshold!r}")
+        target = self.tpot_target_ms
+        if target is not None and (isinstance(target, bool) or not isinstance(target, int | float) or not target > 0.0):
+            raise ParameterError("tpot_target_ms", f"must be a number above 0, got {target!r}")
+        if target is not None and not self.enable_chunked_prefill:
+            raise ParameterError("tpot_target_ms", "needs chunked prefill: it works by the size of the chunks")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ParameterError("scheduling_policy", f"must be fcfs or priority, got {self.scheduling_policy!r}")
         if self.dtype.removeprefix("torch.") not in _DTYPES:

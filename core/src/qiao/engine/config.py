@@ -25,7 +25,8 @@ class EngineConfig:
 
     ``num_blocks`` blocks of ``block_size`` tokens are the whole KV cache, of ``dtype``. ``max_num_batched_tokens`` is
     the token budget of a step and ``max_num_seqs`` the most sequences in it; ``long_prefill_token_threshold`` caps
-    one prompt's chunk (0: only the budget does; no effect without chunked prefill). ``scheduling_policy`` is ``fcfs``
+    one prompt's chunk (0: only the budget does; no effect without chunked prefill). ``tpot_target`` in seconds is what
+    a step with decodes should take; chunks adapt to it (see ``qiao.engine.pacing``). ``scheduling_policy`` is ``fcfs``
     or ``priority``. More than ``max_num_queued`` waiting sequences are refused. ``seed`` starts the generator that
     seeds unseeded requests. ``check_integrity`` compares blocks and references whenever the engine falls idle.
     ``enforce_eager`` records no decode steps.
@@ -44,6 +45,7 @@ class EngineConfig:
     enable_chunked_prefill: bool = True
     scheduling_policy: str = "fcfs"
     long_prefill_token_threshold: int = 0
+    tpot_target: float | None = None
     max_num_queued: int = 1024
     seed: int = 0
     check_integrity: bool = False
@@ -55,6 +57,8 @@ class EngineConfig:
                 raise ParameterError(name, f"must be at least 1, got {getattr(self, name)}")
         if self.long_prefill_token_threshold < 0:
             raise ParameterError("long_prefill_token_threshold", "must be 0 (off) or more")
+        if self.tpot_target is not None and not (self.tpot_target > 0.0 and self.enable_chunked_prefill):
+            raise ParameterError("tpot_target_ms", f"must be above 0 and needs chunked prefill, got {self.tpot_target}")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ParameterError("scheduling_policy", f"must be fcfs or priority, got {self.scheduling_policy!r}")
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.capacity:

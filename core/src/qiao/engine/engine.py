@@ -47,10 +47,12 @@ class Engine:
         ops: OpTable,
         config: EngineConfig,
         fallback_counts: Callable[[], Items[FallbackCount]] = _no_fallbacks,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
         self._ops = ops
         self._fallback_counts = fallback_counts
+        self._clock = clock
         cache = PrefixCache() if config.enable_prefix_caching else None
         self._blocks = BlockManager(config.num_blocks, config.block_size, cache)
         self._rows = RowTable(config.max_num_seqs, config.max_blocks_per_seq)
@@ -121,6 +123,7 @@ class Engine:
         """
         if not self._requests:
             return []
+        began = self._clock()
         step = self._scheduler.schedule()
         assert step.seqs, "nothing can be scheduled although requests wait"
         self._note_scheduled(step)
@@ -131,6 +134,8 @@ class Engine:
             logger.exception("a step of %d sequences failed", len(step.seqs))
             outputs = self._fail({s.request.id: s.request for s in step.seqs}.values(), _describe(error, self._ops))
         else:
+            if batch.sampled:  # so the device has been waited for
+                self._pace(step, self._clock() - began)
             self._advance(step)
             outputs = self._collect(step, batch.sampled, result)
         self._idle_check()
@@ -144,6 +149,12 @@ class Engine:
             if seq.request.scheduled is None:
                 seq.request.scheduled = time.time()
                 totals.prompt_tokens += seq.num_prompt
+
+    def _pace(self, step: Step, seconds: float) -> None:
+        pacer = self._scheduler.pacer
+        if pacer is not None:
+            decodes = step.num_decodes
+            pacer.observe(decodes, step.num_tokens - decodes, seconds)
 
     def _advance(self, step: Step) -> None:
         """Count the computed tokens and make newly filled blocks findable."""
@@ -273,6 +284,7 @@ class Engine:
         totals.prefix_queries = scheduler.prefix_queries
         totals.prefix_hits = scheduler.prefix_hits
         totals.preemptions = scheduler.num_preemptions
+        totals.prompt_budget = None if scheduler.pacer is None else scheduler.pacer.allowed
         if self._ops.utilization is not None:
             totals.utilization = self._ops.utilization(self._ops.device)
         totals.captured_steps, totals.not_captured = self._runner.captured.steps, self._runner.captured.refusal

@@ -67,6 +67,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     """A snapshot after a step. Totals only grow; the rest is the state of this moment. Shares are 0 to 1.
 
     ``captured_steps`` of ``steps`` were replays of a recorded program; ``not_captured`` says why decode steps are not.
+    ``prompt_budget`` is how many prompt tokens the last step might take, None without a TPOT target.
     """
 
     running: int = 0
@@ -81,6 +82,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     steps: int = 0
     last_step_tokens: int = 0
     utilization: float | None = None
+    prompt_budget: int | None = None
     fallbacks: list[FallbackCount] = []
     captured_steps: int = 0
     not_captured: str = ""

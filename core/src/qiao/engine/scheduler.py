@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from qiao.engine.blocks import BlockManager
 from qiao.engine.config import EngineConfig
+from qiao.engine.pacing import Pacer
 from qiao.engine.rows import RowTable
 from qiao.engine.sequence import Sequence, Status
 from qiao.engine.waiting import WaitingQueue
@@ -27,6 +28,11 @@ class Step:
     copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
+    def num_decodes(self) -> int:
+        """Sequences that feed back the token they made last; the rest is prompts and what was preempted."""
+        return sum(c == 1 and s.num_computed + 1 == len(s.tokens) for s, c in zip(self.seqs, self.counts, strict=True))
+
+    @property
     def num_tokens(self) -> int:
         """New tokens of the step."""
         return sum(self.counts)
@@ -36,9 +42,10 @@ class Scheduler:
     """Continuous batching within a token, a row and a block budget.
 
     Each step serves running decodes first (so that a long prompt never stalls them), then running prompts, then the
-    waiting queue, each in order of service. Where blocks run out, the running sequence that is last in that order is
-    preempted: it loses its blocks and computes its tokens again later. Since the first in order is never preempted
-    and one sequence always fits the cache, every step makes progress.
+    waiting queue, each in order of service; ``pacer`` may limit the prompts' tokens for the decodes' sake. Where blocks
+    run out, the running sequence that is last in that order is preempted: it loses its blocks and computes its tokens
+    again later. Since the first in order is never preempted and one sequence always fits the cache, every step makes
+    progress.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.pacer = None if config.tpot_target is None else Pacer(config.tpot_target)
         self._joined = joined
         self._step = 0
         self._budget = 0
@@ -112,6 +120,8 @@ class Scheduler:
             ):
                 self._scheduled[seq] = 1
                 self._budget -= 1
+        if self.pacer is not None:
+            self._budget = self.pacer.chunk(len(self._scheduled), self._budget)
         for seq in prompts:
             if seq.row < 0:
                 continue

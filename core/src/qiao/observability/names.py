@@ -44,6 +44,7 @@ CAPTURED_STEPS = "qiao:captured_steps"
 FALLBACK_CALLS = "qiao:fallback_calls"
 FALLBACK_BYTES = "qiao:fallback_bytes"
 FALLBACK_SECONDS = "qiao:fallback_seconds"
+PROMPT_BUDGET = "qiao:step_prompt_budget_tokens"
 ENGINE_UP = "qiao:engine_up"
 ENGINE_RESTARTS = "qiao:engine_restarts"
 

@@ -38,6 +38,7 @@ class Snapshot(Protocol):
     prompt_tokens: int
     generation_tokens: int
     utilization: float | None
+    prompt_budget: int | None
 
     @property
     def fallbacks(self) -> Sequence[FallbackTotals]:
@@ -82,6 +83,12 @@ class SnapshotCollector(Collector):
             yield self._gauge(name, "Share of prompt tokens found in the prefix cache since start, 0 to 1.", rate)
         yield self._gauge(names.SWAPPED, "Always 0: preemption is by recompute.", 0)
         yield self._gauge(names.HOST_KV_USAGE, "Always 0: there is no swap space.", 0)
+        if stats.prompt_budget is not None:
+            yield self._gauge(
+                names.PROMPT_BUDGET,
+                "Prompt tokens that the last step might take (--tpot-target-ms).",
+                stats.prompt_budget,
+            )
         if stats.utilization is not None:
             yield self._gauge(
                 names.UTILIZATION, "Device utilisation as the plugin reports it, 0 to 1.", stats.utilization

@@ -37,6 +37,7 @@ FLAG_TEXT: Mapping[str, str] = {
     "max_num_seqs": "most sequences in a step",
     "max_num_queued_reqs": "most waiting requests; more get 503 with Retry-After",
     "long_prefill_token_threshold": "most tokens of one prompt in a step; 0 for no limit",
+    "tpot_target_ms": "milliseconds that a step with running answers should take; prompt chunks adapt to it",
     "scheduling_policy": "fcfs or priority",
     "enforce_eager": "run every decode step operator by operator instead of replaying recorded programs",
     "threads": "CPU threads of the engine",
