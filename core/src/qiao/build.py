@@ -59,9 +59,8 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
     Raises ``UsageError`` for a wrong argument or model, ``PluginError`` where the device cannot be used,
     ``PlanRefusedError`` where the fallback policy forbids the plan; all before weights are read.
     """
-    if args.threads:
-        torch.set_num_threads(args.threads)
     backend = choose(args.device)
+    set_threads(backend, args.threads)
     files = resolve(args.model, args.revision, args.download_dir)
     _check_format(args, files)
     config = load_config(files, args.trust_remote_code, args.hf_overrides)
@@ -93,6 +92,21 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
         plan=plan.as_dict(),
     )
     return BuiltEngine(engine, info, plan)
+
+
+def set_threads(backend: Backend, count: int | None) -> None:
+    """Tell the device's plugin and the CPU plugins behind it how many threads to use, None for their own choice.
+
+    Raises ``ParameterError`` where a plugin refuses the number.
+    """
+    for one in (backend, *backend.hosts):
+        hook = one.hooks.get("set_threads")
+        if hook is None:
+            continue
+        try:
+            logger.info("%s: %s", one.plugin, hook(count))
+        except ValueError as error:
+            raise ParameterError("threads", str(error)) from error
 
 
 def place(shape: ModelShape, backend: Backend, args: EngineArgs, counters: FallbackCounters) -> tuple[Plan, OpTable]:

@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+import qiao_cpu
 import torch
 from qiao_cpu import native
 from qiao_cpu import threads as module
@@ -118,3 +119,38 @@ def test_calls_from_several_threads_and_from_a_forked_child(threads):
     if child == 0:
         os._exit(0 if torch.equal(made(x), want) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_hook_sets_what_is_allowed_and_says_why(cpus, threads):
+    cpus(4)
+    assert qiao_cpu.set_threads(3).startswith("3 threads (3 asked for")
+    assert native.threads() == 3
+    assert "no more than 4 are allowed" in qiao_cpu.set_threads(9)
+    assert native.threads() == 4
+    with pytest.raises(ValueError, match="at least 1"):
+        qiao_cpu.set_threads(0)
+    assert native.threads() == 4
+
+
+def node(root, number, cpus):
+    folder = root / f"sys/devices/system/node/node{number}"
+    folder.mkdir(parents=True)
+    (folder / "cpulist").write_text(cpus)
+
+
+def test_memory_nodes_are_read_and_advice_is_given_where_several_are_used(tmp_path, cpus):
+    cpus(8)
+    assert module.nodes(tmp_path) == {} and module.node_advice(tmp_path) == ""
+    node(tmp_path, 0, "0-1,4\n")
+    node(tmp_path, 10, "2-3,5-7\n")
+    node(tmp_path, 2, "\n")
+    assert module.nodes(tmp_path) == {0: [0, 1, 4], 10: [2, 3, 5, 6, 7]}
+    assert "2 memory nodes (node 0: 3 processors, node 10: 5 processors)" in module.node_advice(tmp_path)
+    cpus(2)
+    assert module.node_advice(tmp_path) == "", "the process may run on one of them only"
+
+
+@pytest.mark.parametrize("text", ["0-", "a", "1,b"])
+def test_a_list_of_processors_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match="invalid literal"):
+        module.parse_cpus(text)

@@ -89,6 +89,7 @@ _DEVICE = (
     OpSpec("synchronize", "device", "", _plain("device")),
     OpSpec("utilization", "device", "", _plain("device"), optional=True),
     OpSpec("capture", "device", "", _plain("function", "example", "device"), optional=True),
+    OpSpec("set_threads", "device", "", _plain("count"), optional=True),
     OpSpec("collective_backend", "device", "", (), optional=True),
 )
 
@@ -252,7 +253,7 @@ _FUSED = (
 )
 
 CATALOG: Mapping[str, OpSpec] = MappingProxyType({op.name: op for op in (*_DEVICE, *_KV, *_W, *_S, *_FUSED)})
-"""Every hook of contract 1.0 by name."""
+"""Every hook of the contract by name."""
 
 GROUPS: tuple[str, ...] = ("KV", "W", "S")
 """Placement groups; ``W`` stands for one group per scheme, written ``W[dense]``."""

@@ -10,7 +10,8 @@ from qiao.contract.types import Capabilities, DeviceInfo, MemoryInfo
 
 
 class DeviceSpec:
-    """Hooks that find and describe devices. All are pure but ``synchronize`` and ``capture``."""
+    """Hooks that find and describe devices. All are pure but ``synchronize``, ``capture`` and
+    ``set_threads``."""
 
     @hookspec
     def probe_devices(self) -> list[DeviceInfo]:
@@ -51,6 +52,16 @@ class DeviceSpec:
         value read on the host, an operator without a kernel of the device. The caller then runs it as it is. In a
         captured region hooks take what changes from step to step from tensors only: ``kv_lens`` cannot be read there,
         and ``plan`` is None.
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def set_threads(self, count: int | None) -> str:
+        """Optional. Since 1.1. Use ``count`` threads of the host for this plugin's own host work, None for its default.
+
+        Called once, before anything is computed. Returns what was chosen and why, for the user (``"2 threads (2
+        cores)"``); fewer than asked for where the process may not run on as many processors. Raises ``ValueError`` for
+        a count below 1.
         """
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ __all__ = ["CONTRACT_VERSION", "GROUP", "GROUP_PREFIX", "PROJECT", "hookimpl", "
 PROJECT = "qiao"
 """The pluggy project name of every hook."""
 
-CONTRACT_VERSION = (1, 0)
+CONTRACT_VERSION = (1, 1)
 """Major and minor. A new hook or a new trailing argument raises the minor."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)

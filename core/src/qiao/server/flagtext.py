@@ -40,7 +40,7 @@ FLAG_TEXT: Mapping[str, str] = {
     "tpot_target_ms": "milliseconds that a step with running answers should take; prompt chunks adapt to it",
     "scheduling_policy": "fcfs or priority",
     "enforce_eager": "run every decode step operator by operator instead of replaying recorded programs",
-    "threads": "CPU threads of the engine",
+    "threads": "CPU threads of the engine; by default a thread a physical core, within the container's quota",
     "check_integrity": "check blocks and references whenever idle (for tests)",
     "host": "address to listen on; 0.0.0.0 for all (vLLM's default)",
     "port": "port to listen on; 0 lets the system choose",

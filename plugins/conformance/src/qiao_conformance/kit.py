@@ -57,6 +57,15 @@ def test_required_device_hooks(target: Target) -> None:
     assert 0 <= memory.free <= memory.total
 
 
+def test_threads(target: Target) -> None:
+    """A plugin that has the hook says what it uses by default, and refuses a number that is none."""
+    if "set_threads" not in target.hooks:
+        pytest.skip("the plugin has no set_threads")
+    assert target.hooks["set_threads"](None).strip()
+    with pytest.raises(ValueError, match=r"."):
+        target.hooks["set_threads"](0)
+
+
 def test_case(target: Target, case: Case) -> None:
     """The result within tolerance, and nothing changed but what the catalog allows."""
     arguments = target.placed(case)

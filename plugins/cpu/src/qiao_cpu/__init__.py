@@ -3,7 +3,7 @@
 from qiao_cpu.attention import attention, decode_attention, write_kv
 from qiao_cpu.cache import allocate_kv, copy_blocks
 from qiao_cpu.capture import capture
-from qiao_cpu.device import capabilities, memory_info, probe_devices, synchronize
+from qiao_cpu.device import capabilities, memory_info, probe_devices, set_threads, synchronize
 from qiao_cpu.fused import add_rms_norm, gelu_mul, rms_norm, rope_write_kv, rotary, silu_mul
 from qiao_cpu.matmul import matmul, pack_weight
 from qiao_cpu.sampling import sample
@@ -25,6 +25,7 @@ __all__ = [
     "rope_write_kv",
     "rotary",
     "sample",
+    "set_threads",
     "silu_mul",
     "synchronize",
     "write_kv",

@@ -10,10 +10,14 @@ import torch
 from qiao.contract import Capabilities, DeviceInfo, MemoryInfo, Tolerance, hookimpl
 
 from qiao_cpu import native
+<<<<<<< HEAD
 from qiao_cpu.matmul import rounded_schemes
 
 ROUNDED, ROUNDED_DTYPES = Tolerance(3e-2, 3e-2), ("float32", "float16")
 """What rounding activations to int8 may cost: bfloat16's own tolerance."""
+=======
+from qiao_cpu.threads import default_threads, node_advice, pinned_cpus
+>>>>>>> f15bdcb (set_threads, an optional hook of contract 1.1: --threads reaches every plugin, defaults respect quotas, several memory nodes are pointed out)
 
 SCORES = {"scalar": 2, "neon": 40}
 """Scores of slow variants; the others get 50. All are above the reference plugin's 1."""
@@ -33,7 +37,8 @@ def _model() -> str:
 @hookimpl
 def probe_devices() -> list[DeviceInfo]:
     """The host itself; evidence says which kernels run and why. ``ValueError`` for a wrong environment variable."""
-    evidence = f"{_model()}, kernels {native.start()}, torch {torch.__version__}"
+    advice = node_advice()
+    evidence = f"{_model()}, kernels {native.start()}, torch {torch.__version__}" + (f", {advice}" if advice else "")
     score = SCORES.get(native.isa(), 50)
     return [DeviceInfo("cpu:0", "cpu", native.isa(), score, evidence, memory_info("cpu").total)]
 
@@ -61,3 +66,14 @@ def memory_info(device: str) -> MemoryInfo:
 @hookimpl
 def synchronize(device: str) -> None:
     """Nothing to wait for: kernels are done when they return."""
+
+
+@hookimpl
+def set_threads(count: int | None) -> str:
+    """Threads of all kernels; see ``qiao_cpu.threads``. Results do not depend on the number."""
+    number, reason = default_threads(wanted=count)
+    native.start()
+    if count is not None:  # start() has taken the default
+        native.set_threads(number, pinned_cpus(number))
+    advice = node_advice()
+    return f"{number} threads ({reason})" + (f"; {advice}" if advice else "")

@@ -63,25 +63,79 @@ def _limit(folder: Path) -> float | None:
         return None
 
 
-def default_threads(root: Path = Path("/")) -> tuple[int, str]:
-    """Number of threads and the reason: ``QIAO_CPU_THREADS``, or allowed physical cores within the quota.
+def default_threads(root: Path = Path("/"), wanted: int | None = None) -> tuple[int, str]:
+    """Number of threads and the reason: ``wanted``, else ``QIAO_CPU_THREADS``, else a thread a physical core.
 
-    One core is left to the front end where there are more than four. Raises ``ValueError`` for a bad variable.
+    Never more than the allowed processors and the quota. One core is left to the front end where there are more than
+    four. Raises ``ValueError`` for a number below 1 or a bad variable.
     """
-    cpus = physical_cores(allowed_cpus(), root)
     limit = quota(root)
-    most = len(allowed_cpus()) if limit is None else max(1, min(len(allowed_cpus()), int(limit)))
-    asked = os.environ.get(VARIABLE, "")
-    if asked:
-        if not asked.isdigit() or int(asked) < 1:
-            raise ValueError(f"{VARIABLE}={asked}: must be a whole number of at least 1")
-        count = min(int(asked), most)
-        return count, f"{VARIABLE}={asked}" + ("" if count == int(asked) else f", no more than {most} are allowed")
+    allowed = allowed_cpus()
+    most = len(allowed) if limit is None else max(1, min(len(allowed), int(limit)))
+    asked = _asked(wanted)
+    if asked is not None:
+        number, name = asked
+        return min(number, most), name + ("" if number <= most else f", no more than {most} are allowed")
+    cpus = physical_cores(allowed, root)
     count = len(cpus) - 1 if len(cpus) > 4 else len(cpus)
     reason = f"{len(cpus)} cores, one left to the front end" if len(cpus) > 4 else f"{len(cpus)} cores"
     if most < count:
         return most, f"{reason}; the quota allows {limit:g}"
     return max(1, count), reason
+
+
+def _asked(wanted: int | None) -> tuple[int, str] | None:
+    """The number that the user set, and where; None where there is none."""
+    if wanted is not None:
+        if wanted < 1:
+            raise ValueError(f"threads must be at least 1, got {wanted}")
+        return wanted, f"{wanted} asked for"
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"{VARIABLE}={text}: must be a whole number of at least 1")
+    return int(text), f"{VARIABLE}={text}"
+
+
+def nodes(root: Path = Path("/")) -> dict[int, list[int]]:
+    """The memory nodes that have processors, each with them; empty where the machine does not tell."""
+    found: dict[int, list[int]] = {}
+    for folder in sorted(root.glob("sys/devices/system/node/node[0-9]*")):
+        try:
+            cpus = parse_cpus((folder / "cpulist").read_text())
+            number = int(folder.name.removeprefix("node"))
+        except (OSError, ValueError):
+            continue
+        if cpus:
+            found[number] = cpus
+    return dict(sorted(found.items()))
+
+
+def parse_cpus(text: str) -> list[int]:
+    """``0-3,8`` as numbers, as the kernel writes lists. Raises ``ValueError`` for anything else."""
+    out: list[int] = []
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            out.extend(range(int(first), int(last or first) + 1))
+    return out
+
+
+def node_advice(root: Path = Path("/")) -> str:
+    """What to do where the allowed processors lie on several memory nodes; empty where they do not.
+
+    Packed weights lie where the packing thread touched them, so half of the reads of two nodes go to the other one.
+    """
+    allowed = set(allowed_cpus())
+    used = {node: len(allowed & set(cpus)) for node, cpus in nodes(root).items() if allowed & set(cpus)}
+    if len(used) < 2:
+        return ""
+    listed = ", ".join(f"node {node}: {count} processors" for node, count in used.items())
+    return (
+        f"{len(used)} memory nodes ({listed}): one server a node (numactl --cpunodebind=N --membind=N), "
+        "or numactl --interleave=all for one over all"
+    )
 
 
 def pinned_cpus(count: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from qiao_reference.device import (
 from qiao_reference.fused import add_rms_norm, gelu_mul, rms_norm, rope_write_kv, rotary, silu_mul
 from qiao_reference.matmul import matmul, pack_weight
 from qiao_reference.sampling import apply_penalties, logprobs, sample
+from qiao_reference.threads import set_threads
 
 __all__ = [
     "add_rms_norm",
@@ -36,6 +37,7 @@ __all__ = [
     "rope_write_kv",
     "rotary",
     "sample",
+    "set_threads",
     "silu_mul",
     "swap_blocks",
     "synchronize",

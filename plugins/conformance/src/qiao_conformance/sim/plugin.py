@@ -104,6 +104,14 @@ def utilization(device: str) -> float:
 
 
 @hookimpl
+def set_threads(count: int | None) -> str:
+    """Nothing to set: what computes in place of the device takes the threads that torch has."""
+    if count is not None and count < 1:
+        raise ValueError(f"threads must be at least 1, got {count}")
+    return "no threads of its own: the device is simulated"
+
+
+@hookimpl
 def capture(function: Callable[..., Any], example: tuple[Any, ...], device: str) -> Callable[[], Any]:
     """Run once to record; a replay counts as a single launch, and its results come in the tensors of the recording.
 
