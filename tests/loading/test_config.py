@@ -132,16 +132,14 @@ def test_sampling_defaults() -> None:
         (-1, None, None, []),
     ],
 )
-def test_every_end_token_counts(
-    rand: Path, generation: Any, config: Any, tokenizer: int | None, expected: list[int]
-) -> None:
-    loaded = load_config(resolve(rand), overrides={"eos_token_id": config})
-    assert eos_token_ids({"eos_token_id": generation}, loaded, tokenizer) == expected
+def test_every_end_token_counts(generation: Any, config: Any, tokenizer: int | None, expected: list[int]) -> None:
+    assert eos_token_ids(generation, config, tokenizer) == expected
 
 
-def test_end_tokens_must_be_integers(rand: Path) -> None:
+@pytest.mark.parametrize("wrong", ["</s>", [1, "</s>"], True, 1.5])
+def test_end_tokens_must_be_integers(wrong: Any) -> None:
     with pytest.raises(ModelError, match="eos_token_id"):
-        eos_token_ids({"eos_token_id": "</s>"}, load_config(resolve(rand)), None)
+        eos_token_ids(None, wrong, None)
 
 
 def test_generation_config_may_be_absent_or_damaged(tmp_path: Path) -> None:

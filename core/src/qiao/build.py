@@ -20,7 +20,15 @@ from qiao.engine import Engine, EngineConfig
 from qiao.engine.memory import KVSize, gib, memory_limit, size_kv
 from qiao.engine.request import EngineInfo, FallbackCount
 from qiao.errors import ModelError, ParameterError
-from qiao.loading import ModelFiles, iter_weights, load_config, quantization_of, quantized_weights, resolve
+from qiao.loading import (
+    ModelFiles,
+    eos_token_ids,
+    iter_weights,
+    load_config,
+    quantization_of,
+    quantized_weights,
+    resolve,
+)
 from qiao.models import create, describe
 from qiao.models.base import Model
 from qiao.optable import OpTable
@@ -88,6 +96,7 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
         max_num_queued=args.max_num_queued_reqs,
         dtype=shape.dtype,
         kv_cache_dtype=shape.cache_dtype,
+        eos_token_ids=eos_token_ids(getattr(config.get_text_config(), "eos_token_id", None)),
         kv_explanation=size.explanation,
         plan=plan.as_dict(),
     )

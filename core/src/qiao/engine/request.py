@@ -89,7 +89,10 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
 
 class EngineInfo(msgspec.Struct, kw_only=True):
-    """Facts fixed at start, for the front end. ``plan`` is the placement plan as JSON-ready data."""
+    """Facts fixed at start, for the front end. ``plan`` is the placement plan as JSON-ready data.
+
+    ``eos_token_ids`` are those of the model's config; generation config and tokenizer may know more.
+    """
 
     device: str
     max_model_len: int
@@ -100,6 +103,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     max_num_queued: int
     dtype: str
     kv_cache_dtype: str = ""
+    eos_token_ids: list[int] = []
     kv_explanation: str = ""
     plan: dict = {}  # type: ignore[type-arg]
 

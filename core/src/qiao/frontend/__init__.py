@@ -2,7 +2,7 @@
 
 from qiao.frontend.chat import ChatRenderer
 from qiao.frontend.detokenizer import Detokenizer, make_detokenizer
-from qiao.frontend.frontend import Frontend, check_text
+from qiao.frontend.frontend import Frontend, TextFiles, check_text
 from qiao.frontend.output import OutputDelta, OutputProcessor, Usage
 from qiao.frontend.stops import StopChecker
 from qiao.frontend.vocabulary import TokenTable
@@ -14,6 +14,7 @@ __all__ = [
     "OutputDelta",
     "OutputProcessor",
     "StopChecker",
+    "TextFiles",
     "TokenTable",
     "Usage",
     "check_text",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest
@@ -14,10 +13,40 @@ from qiao.errors import ModelError, ParameterError, PromptTooLongError
 from qiao.frontend.chat import ChatRenderer
 from qiao.frontend.output import OutputProcessor
 from qiao.frontend.vocabulary import TokenTable
-from qiao.loading import eos_token_ids, load_config, load_generation_config, load_tokenizer, resolve, sampling_defaults
+from qiao.loading import eos_token_ids, load_generation_config, load_tokenizer, resolve, sampling_defaults
 from qiao.sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 MAX_CACHE_SALT = 1024
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """What a front end reads of a model's files; needs no engine and no torch, so it can be read while one starts.
+
+    What it needs of the config comes with ``EngineInfo``: transformers' configs import torch.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    generation_config: Mapping[str, Any]
+    ends: tuple[Any, Any]
+    """``eos_token_id`` of generation config and tokenizer."""
+
+    @classmethod
+    def read(cls, args: EngineArgs) -> TextFiles:
+        """Read them, downloading first where ``args`` names a remote model. Raises ``ModelError``."""
+        files = resolve(args.model, args.revision, args.download_dir)
+        source = files
+        if args.tokenizer is not None:
+            source = resolve(args.tokenizer, args.tokenizer_revision, args.download_dir)
+        tokenizer = load_tokenizer(source, args.trust_remote_code)
+        generation_config = load_generation_config(files)
+        ends = generation_config.get("eos_token_id"), tokenizer.eos_token_id
+        if args.generation_config not in ("auto", "vllm", "none"):
+            generation_config = load_generation_config(resolve(args.generation_config))
+        return cls(tokenizer, generation_config, ends)
 
 
 class Frontend:
@@ -47,19 +76,12 @@ class Frontend:
         self._longest_token = 0
 
     @classmethod
-    def load(cls, args: EngineArgs, info: EngineInfo) -> Frontend:
-        """The text side of ``args.model`` from its files. Raises ``ModelError``."""
-        files = resolve(args.model, args.revision, args.download_dir)
-        source = files
-        if args.tokenizer is not None:
-            source = resolve(args.tokenizer, args.tokenizer_revision, args.download_dir)
-        tokenizer = load_tokenizer(source, args.trust_remote_code)
-        generation_config = load_generation_config(files)
-        config = load_config(files, args.trust_remote_code, args.hf_overrides)
-        ends = eos_token_ids(generation_config, config, tokenizer.eos_token_id)
-        if args.generation_config not in ("auto", "vllm", "none"):
-            generation_config = load_generation_config(resolve(args.generation_config))
-        return cls(tokenizer, info, args, generation_config, ends)
+    def load(cls, args: EngineArgs, info: EngineInfo, files: TextFiles | None = None) -> Frontend:
+        """The text side of ``args.model``, from ``files`` where they have been read. Raises ``ModelError``."""
+        files = files or TextFiles.read(args)
+        generation, tokenizer = files.ends
+        ends = eos_token_ids(generation, info.eos_token_ids, tokenizer)
+        return cls(files.tokenizer, info, args, files.generation_config, ends)
 
     def _check_defaults(self) -> None:
         """A default that no request may have is found at start, and not as the fault of each request."""

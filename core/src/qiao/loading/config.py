@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from transformers import CONFIG_MAPPING, PretrainedConfig
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from typing import TYPE_CHECKING, Any
 
 from qiao.errors import ModelError
 from qiao.loading.sources import ModelFiles
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 def load_config(
@@ -46,6 +46,10 @@ def read_raw_config(files: ModelFiles) -> dict[str, Any]:
 
 def build_config(raw: Mapping[str, Any], code_folder: Path | None = None) -> PretrainedConfig:
     """A config object from the keys of a ``config.json``; ``code_folder`` allows that folder's own config class."""
+    # Here, because they import torch, and a front end reads JSON with this module.
+    from transformers import CONFIG_MAPPING, PretrainedConfig
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise ModelError('config.json has no model_type. Add it, for example "model_type": "llama".')

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
-
-from transformers import PretrainedConfig
 
 from qiao.errors import ModelError
 from qiao.loading.config import read_json
@@ -17,7 +16,7 @@ SAMPLING_KEYS = ("temperature", "top_p", "top_k", "repetition_penalty", "min_p",
 def load_generation_config(files: ModelFiles) -> dict[str, Any]:
     """All keys of ``generation_config.json`` (or of a GGUF file's metadata); empty when there is none."""
     if files.gguf is not None:
-        from qiao.loading.gguf import gguf_generation_config
+        from qiao.loading.gguf_config import gguf_generation_config
 
         return gguf_generation_config(files.gguf)
     file = files.folder / "generation_config.json"
@@ -35,15 +34,15 @@ def sampling_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def eos_token_ids(generation_config: dict[str, Any], config: PretrainedConfig, tokenizer_eos: int | None) -> list[int]:
-    """Every id that ends a turn: those of generation config, model config and tokenizer, without repeats.
+def eos_token_ids(*sources: Any) -> list[int]:
+    """Every id that ends a turn: ``sources`` are the values of ``eos_token_id`` in generation config, model config and
+    tokenizer, each an id, a list of ids or None. Negative ids and repeats are left out.
 
     Raises ``ModelError`` for an id that is no integer.
     """
     ids: dict[int, None] = {}
-    text_config = config.get_text_config()
-    for source in (generation_config.get("eos_token_id"), getattr(text_config, "eos_token_id", None), tokenizer_eos):
-        for token in source if isinstance(source, list | tuple) else [source]:
+    for source in sources:
+        for token in source if isinstance(source, Iterable) and not isinstance(source, str) else [source]:
             if token is None:
                 continue
             if isinstance(token, bool) or not isinstance(token, int):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from qiao.errors import ModelError
 from qiao.loading.config import read_json
 from qiao.loading.sources import ModelFiles, resolve
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def load_tokenizer(
@@ -32,6 +33,8 @@ def load_tokenizer(
 
 
 def _from_folder(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase  # here, because the first imports torch
+
     config_file = folder / "tokenizer_config.json"
     config = read_json(config_file) if config_file.is_file() else {}
     needs_code = "AutoTokenizer" in config.get("auto_map", {}) and not (folder / "tokenizer.json").is_file()

@@ -13,15 +13,17 @@ import os
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import uvicorn
 
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo
 from qiao.errors import ParameterError
-from qiao.frontend import Frontend
+from qiao.frontend import Frontend, TextFiles
 from qiao.observability import Metrics, configure_logging
 from qiao.server.app import create_app
 from qiao.server.args import ServerArgs
@@ -30,6 +32,8 @@ from qiao.transport import EngineClient, EngineState
 from qiao.transport.process import HostOptions
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LAST_WORDS_SECONDS = 2.0
 """After the drain time: how long clients have to receive their error."""
@@ -88,6 +92,8 @@ class _Server:
     async def _load(self) -> bool:
         """Engine and front end together. False when a signal came first."""
         engine = asyncio.create_task(self._client.start())
+        # Two processes must not download the same files, so only local ones are read while the engine loads.
+        early = in_background(lambda: TextFiles.read(self._args)) if _is_local(self._args) else None
         interrupted = asyncio.create_task(self._interrupted.wait())
         try:
             await asyncio.wait([engine, interrupted], return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +103,8 @@ class _Server:
                 await asyncio.gather(engine, return_exceptions=True)
                 return False
             info = engine.result()
-            frontend = await asyncio.to_thread(Frontend.load, self._args, info)
+            files = await early if early is not None else None
+            frontend = await asyncio.to_thread(Frontend.load, self._args, info, files)
             self._state = make_state(self._client, frontend, self._args, self._server_args, info)
             return not self._signals
         finally:
@@ -135,6 +142,37 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _is_local(args: EngineArgs) -> bool:
+    return all(Path(name).exists() for name in (args.model, args.tokenizer) if name is not None)
+
+
+def in_background(work: Callable[[], T]) -> asyncio.Future[T]:
+    """``work`` in a thread that does not keep the process from ending, unlike those of ``asyncio.to_thread``."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+    done.add_done_callback(lambda future: future.cancelled() or future.exception())  # may never be awaited
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast("T", result))
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended before
+            loop.call_soon_threadsafe(tell, result, failure)
+
+    threading.Thread(target=run, name="background", daemon=True).start()
+    return done
 
 
 def make_state(
