@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 import qiao_cpu
 import torch
@@ -56,3 +57,15 @@ def test_rotation_of_strided_heads_equals_the_composite(isa, dtype, rotated, int
     flat = cache.key.transpose(1, 2).flatten(0, 1)
     torch.testing.assert_close(flat[slots[:5]], want_key[:5], **near)
     assert torch.equal(cache.value.transpose(1, 2).flatten(0, 1)[slots[:5]], value[:5])
+
+
+def test_a_cache_takes_no_memory_before_it_is_written():
+    """1 GiB; the process may not grow by a tenth of it."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    cache = qiao_cpu.allocate_kv(8192, 16, 8, 128, torch.float16, "HND", "cpu")
+    assert process.memory_info().rss - before < 100 << 20
+    assert cache.key.numel() + cache.value.numel() == 1 << 28
+    assert not cache.key[-1].any() and not cache.value[-1].any()
+    with pytest.raises(MemoryError, match="KV cache"):
+        qiao_cpu.allocate_kv(1 << 40, 16, 8, 128, torch.float16, "HND", "cpu")

@@ -7,6 +7,8 @@ vector of tokens at once without sums across lanes. The scales of an int8 cache 
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass, field
 
 import torch
@@ -26,19 +28,29 @@ def _padded(size: int) -> int:
     return -(-size // native.lanes()) * native.lanes()
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros straight from the system: torch's own would write, and so occupy, all of it at once."""
+    count = math.prod(shape)
+    try:
+        memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"qiao-cpu: {count * dtype.itemsize} bytes for the KV cache: {error.strerror}") from error
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+
+
 @hookimpl
 def allocate_kv(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, layout: str, device: str
 ) -> KVCache:
-    """One layer's cache; see the module. Zeroed memory costs nothing until it is touched."""
+    """One layer's cache; see the module. Its memory is taken block by block as blocks are first written."""
     if layout != "HND":
         raise ValueError(f"KV layout {layout!r} is not HND")
-    key = torch.zeros(num_blocks, num_kv_heads, head_dim, _padded(block_size), dtype=dtype)
-    value = torch.zeros(num_blocks, num_kv_heads, block_size, _padded(head_dim), dtype=dtype)
+    key = _zeros((num_blocks, num_kv_heads, head_dim, _padded(block_size)), dtype)
+    value = _zeros((num_blocks, num_kv_heads, block_size, _padded(head_dim)), dtype)
     key, value = key[..., :block_size].transpose(2, 3), value[..., :head_dim]
     if dtype != torch.int8:
         return NativeCache(key, value, block_size, layout, record=_record(key, value))
-    key_scale, value_scale = (torch.zeros(num_blocks, num_kv_heads, block_size) for _ in range(2))
+    key_scale, value_scale = (_zeros((num_blocks, num_kv_heads, block_size), torch.float32) for _ in range(2))
     record = _record(key, value, key_scale, value_scale)
     return NativeCache(key, value, block_size, layout, key_scale, value_scale, record=record)
 
