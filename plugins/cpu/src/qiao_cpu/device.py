@@ -10,14 +10,11 @@ import torch
 from qiao.contract import Capabilities, DeviceInfo, MemoryInfo, Tolerance, hookimpl
 
 from qiao_cpu import native
-<<<<<<< HEAD
 from qiao_cpu.matmul import rounded_schemes
+from qiao_cpu.threads import default_threads, node_advice, pinned_cpus
 
 ROUNDED, ROUNDED_DTYPES = Tolerance(3e-2, 3e-2), ("float32", "float16")
 """What rounding activations to int8 may cost: bfloat16's own tolerance."""
-=======
-from qiao_cpu.threads import default_threads, node_advice, pinned_cpus
->>>>>>> f15bdcb (set_threads, an optional hook of contract 1.1: --threads reaches every plugin, defaults respect quotas, several memory nodes are pointed out)
 
 SCORES = {"scalar": 2, "neon": 40}
 """Scores of slow variants; the others get 50. All are above the reference plugin's 1."""
