@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +27,7 @@ from qiao.loading import (
     quantized_weights,
     resolve,
 )
+from qiao.loading.heap import freed_at_once
 from qiao.models import create, describe
 from qiao.models.base import Model
 from qiao.optable import OpTable
@@ -187,18 +186,11 @@ def _load(
     quantized: Mapping[str, QuantizedWeight],
 ) -> tuple[Model, float]:
     start = time.monotonic()
-    model = create(config, ops, dtype_of(shape.dtype), args.max_model_len, quantized)
-    model.load(iter_weights(files, dequantize=args.quantization == "none"))
-    ops.synchronize(ops.device)
-    _return_freed_memory()
+    with freed_at_once():
+        model = create(config, ops, dtype_of(shape.dtype), args.max_model_len, quantized)
+        model.load(iter_weights(files, dequantize=args.quantization == "none"))
+        ops.synchronize(ops.device)
     return model, time.monotonic() - start
-
-
-def _return_freed_memory() -> None:
-    """Give the pages that loading used and freed back to the system, where the C library can do so (glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    if trim is not None:
-        trim(0)
 
 
 def _context(args: EngineArgs, shape: ModelShape) -> int:

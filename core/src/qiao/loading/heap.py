@@ -1,0 +1,33 @@
+"""What the C library does with memory that loading frees."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt's parameters, malloc.h
+_SMALL, _LARGE = 128 << 10, 32 << 20  # glibc's threshold at start, and the largest that it adapts to by itself
+
+
+@contextmanager
+def freed_at_once() -> Iterator[None]:
+    """While it lasts, each block over 128 KiB has pages of its own, which go back to the system when it is freed.
+
+    Else glibc keeps freed tensors in its heap, in holes that the next ones may not fit, and the peak of a load is more
+    than what is in use. Afterwards large blocks come from the heap again, since a step reuses them. Other C libraries
+    are left alone.
+    """
+    library = ctypes.CDLL(None) if os.name == "posix" else None
+    set_option, trim = (getattr(library, name, None) for name in ("mallopt", "malloc_trim"))
+    if set_option is None or trim is None:
+        yield
+        return
+    set_option(_MMAP_THRESHOLD, _SMALL)
+    try:
+        yield
+    finally:
+        set_option(_MMAP_THRESHOLD, _LARGE)
+        set_option(_TRIM_THRESHOLD, 2 * _LARGE)
+        trim(0)
