@@ -60,18 +60,16 @@ def build_batch(step: Step, table: RowTable, block_size: int) -> Batch:
     seqs = step.seqs
     rows = table.of(seqs, len(seqs))
     assert rows.min() >= 0, "a sequence without a row would write into another's blocks"
+    if not step.forks and all(s.num_computed + 1 == len(s.tokens) < s.limit for s in seqs):
+        return _decode_batch(step, rows, table, block_size)
     counts = np.array(step.counts, np.int64)
     start = table.computed[rows]
     ends = start + counts
     query_start = np.zeros(len(seqs) + 1, np.int64)
     np.cumsum(counts, out=query_start[1:])
-    if query_start[-1] == len(seqs):
-        token_rows, positions, token_ids = rows, start, table.last_token[rows]
-        token_ids = _prompt_tokens(step, query_start, token_ids)
-    else:
-        token_rows = np.repeat(rows, counts)
-        positions = np.arange(query_start[-1]) + np.repeat(start - query_start[:-1], counts)
-        token_ids = _prompt_tokens(step, query_start, table.last_token[token_rows])
+    token_rows = np.repeat(rows, counts)
+    positions = np.arange(query_start[-1]) + np.repeat(start - query_start[:-1], counts)
+    token_ids = _prompt_tokens(step, query_start, table.last_token[token_rows])
     block, offset = np.divmod(positions, block_size)
     slots = table.block_tables[token_rows, block] * np.int64(block_size) + offset
     width = -(-int(ends.max()) // block_size)
@@ -88,7 +86,28 @@ def build_batch(step: Step, table: RowTable, block_size: int) -> Batch:
         sampled=sampled,
         sampled_rows=table.of(sampled, len(sampled)),
         logits_index=index,
-        decode=len(sampled) == len(seqs) == int(query_start[-1]) and not step.forks,
+        decode=False,
+    )
+
+
+def _decode_batch(step: Step, rows: Int64, table: RowTable, block_size: int) -> Batch:
+    """As ``build_batch``, where each sequence computes its last token and samples: the step that has to be quick."""
+    count = len(rows)
+    positions = table.computed[rows]
+    block = positions // block_size
+    return Batch(
+        rows=rows,
+        counts=table.ones[:count],
+        token_ids=table.last_token[rows],
+        positions=positions,
+        query_start=table.numbers[: count + 1],
+        seq_lens=(positions + 1).astype(np.int32),
+        block_tables=table.block_tables[rows, : int(block.max()) + 1],
+        slot_mapping=table.block_tables[rows, block] * np.int64(block_size) + (positions - block * block_size),
+        sampled=step.seqs,
+        sampled_rows=rows,
+        logits_index=table.numbers[:count].astype(np.int64),
+        decode=True,
     )
 
 

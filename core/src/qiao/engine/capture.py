@@ -10,13 +10,16 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from qiao.contract import AttentionMetadata, KVCache
+from qiao.contract import AttentionMetadata, KVCache, SamplingTensors
+from qiao.devices import HOST
 from qiao.engine.batch import Batch
 from qiao.engine.config import EngineConfig
 from qiao.models.base import Model
@@ -88,12 +91,25 @@ class StepBuffers:
             target[:size].copy_(source[:size])
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """``logits`` [B, V] float32, good until the next replay, and on the host ``best`` [B] int64, each row's arg max."""
+
+    logits: torch.Tensor
+    best: torch.Tensor | None
+
+
+def _greedy(size: int) -> SamplingTensors:
+    zeros, ones = torch.zeros(size), torch.ones(size)
+    return SamplingTensors(zeros, torch.zeros(size, dtype=torch.int32), ones, zeros, zeros, True, False, False, False)
+
+
 class CapturedSteps:
     """Runs decode steps by recorded programs. ``refusal`` says why it does not, empty while it does."""
 
     def __init__(self, model: Model, ops: OpTable, config: EngineConfig, caches: list[KVCache]) -> None:
         self._model, self._ops, self._caches = model, ops, caches
-        self._programs: OrderedDict[int, Callable[[], torch.Tensor]] = OrderedDict()
+        self._programs: OrderedDict[int, Callable[[], Replayed]] = OrderedDict()
         self._sizes = tuple(sorted(n for n in set(ops.capture_sizes) if n <= config.max_num_seqs))
         self.steps = 0
         self.refusal = ""
@@ -106,10 +122,10 @@ class CapturedSteps:
             for size in reversed(self._sizes):
                 self._record(size)
 
-    def logits(self, batch: Batch) -> torch.Tensor | None:
-        """Float32 logits [B, V] of ``batch``, whose rows all decode and sample; None where it has to run eagerly.
+    def run(self, batch: Batch) -> Replayed | None:
+        """Compute ``batch``, whose rows all decode and sample; None where it has to run eagerly.
 
-        They are good until the next call. Raises whatever the device raises.
+        Raises whatever the device raises.
         """
         if self.refusal:
             return None
@@ -122,9 +138,9 @@ class CapturedSteps:
         if program is None:
             return None
         self._programs.move_to_end(size)
-        logits = program()
+        found = program()
         self.steps += 1
-        return logits if size == count else logits[:count]
+        return found if size == count else Replayed(found.logits[:count], None)
 
     def _size(self, count: int) -> int:
         """Rows of the program for ``count`` sequences, 0 where there is none: they are more than the largest holds."""
@@ -132,17 +148,22 @@ class CapturedSteps:
             return count
         return next((size for size in self._sizes if size >= count), 0)
 
-    def _record(self, size: int) -> Callable[[], torch.Tensor] | None:
+    def _record(self, size: int) -> Callable[[], Replayed] | None:
         assert self._ops.capture is not None  # else there is a refusal from the start
         if self.refusal:
             return None
+        step = partial(self._step, _greedy(size) if self._ops.device == self._ops.sample_device == HOST else None)
         try:
-            program = self._ops.capture(self._step, self._buffers.inputs(size), self._ops.device)
+            replay = self._ops.capture(step, self._buffers.inputs(size), self._ops.device)
         except NotImplementedError as error:
             self.refusal = str(error)
             self._programs.clear()
             logger.info("decode steps are not captured: %s", error)
             return None
+
+        def program() -> Replayed:
+            return Replayed(*replay())
+
         self._programs[size] = program
         if len(self._programs) > max(MOST_PROGRAMS, len(self._sizes)):
             self._programs.popitem(last=False)
@@ -150,14 +171,18 @@ class CapturedSteps:
 
     def _step(
         self,
+        greedy: SamplingTensors | None,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         query_start: torch.Tensor,
         seq_lens: torch.Tensor,
         block_tables: torch.Tensor,
         slot_mapping: torch.Tensor,
-    ) -> torch.Tensor:
-        """What is recorded. ``plan`` is left out: it would be the plan of the step that was recorded."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What is recorded; with ``greedy`` also each row's arg max.
+
+        ``plan`` is left out: it would be the plan of the step that was recorded.
+        """
         metadata = AttentionMetadata(
             query_start=query_start,
             seq_lens=seq_lens,
@@ -166,4 +191,5 @@ class CapturedSteps:
             query_lens=(1,) * len(token_ids),
             kv_lens=UnreadLengths(),
         )
-        return self._model.logits(self._model.forward(token_ids, positions, self._caches, metadata))
+        logits = self._model.logits(self._model.forward(token_ids, positions, self._caches, metadata))
+        return logits, None if greedy is None else self._ops.sample(logits, greedy)

@@ -29,7 +29,7 @@ class _RowEdit:
     @property
     def empty(self) -> bool:
         """Whether nothing will ever be changed."""
-        return not (self.bias or self.allowed or self.bad_words or self.min_tokens)
+        return not (self.bias or self.allowed or self.bad_words or (self.min_tokens and self.ends))
 
     def banned(self) -> list[int]:
         """Token ids that may not come next."""

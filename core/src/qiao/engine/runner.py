@@ -55,11 +55,15 @@ class Runner:
 
     def run(self, step: Step, batch: Batch) -> Sampled:
         """Compute ``batch``, write its keys and values, sample. Raises whatever the model or an operator raises."""
-        logits = self.captured.logits(batch) if batch.decode and not _scores_prompts(step) else None
-        if logits is None:
+        found = self.captured.run(batch) if batch.decode and not _scores_prompts(step) else None
+        if found is None:
             return self._run_eagerly(step, batch)
         self._rows.computed[batch.rows] += 1
-        return self._sample(logits, batch)
+        if found.best is None or not self.sampler.takes_best(batch.sampled_rows):
+            return self._sample(found.logits, batch)
+        result = self.sampler.take(found.logits, found.best, batch.sampled_rows)
+        self._rows.last_token[batch.sampled_rows] = result.token_ids
+        return result
 
     def _run_eagerly(self, step: Step, batch: Batch) -> Sampled:
         ops, model = self._ops, self._model

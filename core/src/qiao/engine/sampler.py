@@ -48,12 +48,14 @@ class Sampler:
         self._seed = np.zeros(num_rows, np.uint64)
         self._position = np.zeros(num_rows, np.int64)
         self._logprobs = np.full(num_rows, -1, np.int64)
+        self._takes_best: dict[bytes, bool] = {}
         self._edits = LogitEdits(num_rows, vocab_size)
         self._penalties = Penalties(num_rows, vocab_size)
 
     def join(self, seq: Sequence) -> None:
         """Take over the settings of ``seq`` at its row."""
         params, row = seq.request.params, seq.row
+        self._takes_best.clear()
         random = not params.greedy
         self._temperature[row] = params.temperature if random else 0.0
         self._top_k[row] = params.top_k if random and 0 < params.top_k < self._vocab_size else 0
@@ -65,6 +67,25 @@ class Sampler:
         self._logprobs[row] = -1 if wanted is None else self._vocab_size if wanted == -1 else wanted
         self._edits.join(seq)
         self._penalties.join(seq)
+
+    def takes_best(self, rows: Int64) -> bool:
+        """Whether each of ``rows`` [N] just takes its highest logit; remembered until a sequence joins."""
+        key = rows.tobytes()
+        found = self._takes_best.get(key)
+        if found is None:
+            special = self._temperature, self._edits.active, self._penalties.active, self._logprobs >= 0
+            found = not any(x[rows].any() for x in special)
+            self._takes_best[key] = found
+        return found
+
+    def take(self, logits: torch.Tensor, best: torch.Tensor, rows: Int64) -> Sampled:
+        """The tokens ``best`` [N] int64 of ``rows`` [N]; ``logits`` [N, V] and ``best`` lie on the host and stay."""
+        ids = best.numpy().copy()
+        chosen = logits.numpy()[np.arange(len(ids)), ids]
+        if not np.isfinite(chosen).all():
+            ids[~np.isfinite(chosen)] = NO_TOKEN
+        self._position[rows] += 1
+        return Sampled(ids, None)
 
     def sample(self, logits: torch.Tensor, rows: Int64) -> Sampled:
         """One token for each of ``rows`` [N] from ``logits`` [N, V] float32 on the sampling device; may change them."""

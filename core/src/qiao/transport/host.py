@@ -6,6 +6,7 @@ Started by ``EngineClient``. The first line of standard input is JSON: the socke
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -139,6 +140,8 @@ def main(build: Build = build) -> None:
     status = 0
     try:
         engine, info = build(start.args)
+        gc.collect()
+        gc.freeze()  # the model and the libraries stay: no collection during a step need look at them again
         loop = EngineLoop(engine, channel)
         loop.send(Ready(info))
         loop.run()
