@@ -33,11 +33,15 @@ def native_ops(sample):
 
 
 def run(config, weights, dtype, *, eager):
-    """The logits of each step, and the engine's statistics; sequences join one by one and end at different times."""
-    seen = []
+    """The logits of each step that draws a token, all tokens in their order, and the engine's statistics.
+
+    Sequences join one by one and end at different times; those that take the best token see no sampler when captured.
+    """
+    seen, tokens = [], []
 
     def sample(logits, params):
-        seen.append(logits.clone())
+        if not params.all_greedy:
+            seen.append(logits.clone())
         return qiao_cpu.sample(logits, params)
 
     ops = native_ops(sample)
@@ -59,12 +63,13 @@ def run(config, weights, dtype, *, eager):
         ),
     )
     for i, prompt in enumerate(PROMPTS):
-        params = SamplingParams(temperature=0.0, max_tokens=6 + 3 * i, ignore_eos=True)
+        params = SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=6 + 3 * i, ignore_eos=True)
         engine.add_request(EngineRequest(request_id=str(i), prompt_token_ids=prompt, params=params, arrival=0.0))
     while engine.has_work():
         outputs = engine.step()
         assert not any(o.error for o in outputs), outputs
-    return seen, engine.stats()
+        tokens += [(o.request_id, o.token_ids) for o in outputs]
+    return seen, tokens, engine.stats()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -72,9 +77,10 @@ def run(config, weights, dtype, *, eager):
 def test_captured_steps_equal_eager_ones(name, dtype):
     config = config_of(name)
     weights = list(reference_model(config).state_dict().items())
-    want, _ = run(config, weights, dtype, eager=True)
-    got, stats = run(config, weights, dtype, eager=False)
+    want, want_tokens, _ = run(config, weights, dtype, eager=True)
+    got, got_tokens, stats = run(config, weights, dtype, eager=False)
     refused = next((why for part, why in REFUSED.items() if part in name and "no-caps" not in name), "")
     assert refused in stats.not_captured and bool(refused) == bool(stats.not_captured)
     assert stats.captured_steps == 0 if refused else stats.captured_steps > 10
     assert len(got) == len(want) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert got_tokens == want_tokens and len(got) > 10
