@@ -21,8 +21,12 @@ namespace {
 
 constexpr int kIndexBits = 24;
 constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
-constexpr int kSpins = 4000;  // some tens of microseconds: longer than the gap between two kernels of a step
-constexpr int kRounds = 256;  // such stretches that a thread stays awake inside a program; it yields after each
+// A waiting thread looks for work this often before it yields: a few microseconds. It then has no task, so that another
+// process that shares its processor, such as the HTTP front end, runs now and not in the middle of a task that all
+// other threads would have to wait for.
+constexpr int kSpins = 64;
+constexpr int kRounds = 32;             // such stretches between two kernels: some tens of microseconds
+constexpr int kRoundsAwake = 16 << 10;  // and inside a program
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -66,8 +70,8 @@ class Pool {
     word_.store((epoch_ << (2 * kIndexBits)) | (uint64_t(count) << kIndexBits));
     wake();
     take_tasks();
-    for (int spins = 0; done_.load(std::memory_order_acquire) < count; ++spins) {
-      if (spins < kSpins) pause(); else sched_yield();
+    for (int spins = 1; done_.load(std::memory_order_acquire) < count; ++spins) {
+      if (spins % kSpins) pause(); else sched_yield();
     }
   }
 
@@ -101,13 +105,13 @@ class Pool {
 
   // Whether there is something to do, after waiting for it for a while.
   bool spin() const {
-    for (int round = 0; round < kRounds; ++round) {
+    for (int round = 0; round < kRoundsAwake; ++round) {
       for (int i = 0; i < kSpins; ++i) {
         if (wanted()) return true;
         pause();
       }
-      if (!awake_.load(std::memory_order_relaxed)) return false;
-      sched_yield();  // another thread, perhaps the one that this one waits for, may want the processor
+      if (round >= kRounds && !awake_.load(std::memory_order_relaxed)) return false;
+      sched_yield();
     }
     return false;
   }

@@ -29,6 +29,7 @@ from qiao.server.app import create_app
 from qiao.server.args import ServerArgs
 from qiao.server.state import ServerState
 from qiao.transport import EngineClient, EngineState
+from qiao.transport.priority import run_when_idle
 from qiao.transport.process import HostOptions
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ def serve(args: EngineArgs, server: ServerArgs, options: HostOptions | None = No
     Raises a ``QiaoError`` when the server cannot start: a wrong argument or model, a port in use, a refused plan.
     """
     configure_logging(server.uvicorn_log_level, json_lines=server.log_json)
+    run_when_idle()
     options = options or HostOptions(log_level=server.uvicorn_log_level, log_json=server.log_json)
     return loop_runner()(_Server(args, server, options).run())
 

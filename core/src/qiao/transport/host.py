@@ -37,6 +37,7 @@ from qiao.transport.messages import (
     describe_error,
 )
 from qiao.transport.orphan import end_with_parent, ignore_terminal_signals
+from qiao.transport.priority import run_at_once
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +133,7 @@ def build(args: EngineArgs) -> tuple[HostedEngine, EngineInfo]:
 def main(build: Build = build) -> None:
     """Entry of the engine process. Tests give another ``build``."""
     ignore_terminal_signals()
+    run_at_once()
     start = msgspec.json.decode(_first_line(0), type=Start)
     end_with_parent(0)
     os.dup2(2, 1)  # what libraries print must not mix with the parent's own output
