@@ -93,25 +93,44 @@ inline void finish(const MatmulArgs& a, int r, int strip, const F* total) {
   });
 }
 
-// Strips that threads take one after the other, fewer at a time towards the end.
-class Strips {
+// Indices for the pool's threads. Each thread takes a run of neighbours, which lie together in memory, and when it is through
+// some of another's: a processor fetches ahead along a run, not across what other threads read.
+class Runs {
  public:
-  explicit Strips(int count) : count_(count), sharers_(2 * threads()) {}
-  // Takes up to `most`; returns how many, from `first`; 0 when all are taken.
-  int take(int most, int* first) {
-    int at = next_.load(std::memory_order_relaxed), n;
-    do {
-      if (at >= count_) return 0;
-      n = smaller(count_ - at, smaller(most, larger(1, (count_ - at) / sharers_)));
-    } while (!next_.compare_exchange_weak(at, at + n, std::memory_order_relaxed));
-    *first = at;
-    return n;
+  explicit Runs(int count) : size_(larger(1, smaller(smaller(kMost, threads()), count))) {
+    for (int i = 0; i < size_; ++i) runs_[i].next = int(long(count) * i / size_), runs_[i].end = int(long(count) * (i + 1) / size_);
+  }
+  int size() const { return size_; }
+  // Takes up to `most` for thread `own`, fewer towards the end of a run; returns how many, from `first`; 0 when all are taken.
+  int take(int own, int most, int* first) {
+    for (int i = 0; i < size_; ++i) {
+      Run& run = runs_[(own + i) % size_];
+      int at = run.next.load(std::memory_order_relaxed), n;
+      do {
+        if (at >= run.end) break;
+        n = smaller(most, larger(1, (run.end - at) / 2));
+      } while (!run.next.compare_exchange_weak(at, at + n, std::memory_order_relaxed));
+      if (at < run.end) return *first = at, n;
+    }
+    return 0;
   }
 
  private:
-  std::atomic<int> next_{0};
-  const int count_, sharers_;
+  static constexpr int kMost = 64;
+  struct alignas(64) Run { std::atomic<int> next; int end; };
+  Run runs_[kMost];
+  const int size_;
 };
+
+// Calls task(i) for each i < count, in runs.
+template <class Task>
+inline void in_runs(int count, Task& task) {
+  Runs runs(count);
+  auto worker = [&](int own) {
+    for (int at; runs.take(own, 1, &at);) task(at);
+  };
+  parallel(runs.size(), worker);
+}
 
 // R rows by S neighbouring strips straight from the packed weight.
 template <int R, int S, class P>
@@ -132,10 +151,10 @@ inline void few_rows(const MatmulArgs& a, const P* panels, const float* x, int s
 template <int R, class Make>
 inline void over_strips(const MatmulArgs& a, Make make) {
   constexpr int most = larger(1, kFewVecs / (R * kVecs));
-  Strips strips((a.out + kStrip - 1) / kStrip);
-  auto worker = [&](int) {
+  Runs runs((a.out + kStrip - 1) / kStrip);
+  auto worker = [&](int own) {
     float* x = nullptr;
-    for (int first, n; (n = strips.take(most, &first)) > 0;) {
+    for (int first, n; (n = runs.take(own, most, &first)) > 0;) {
       if (!x) {
         const int depth = depth_of(a);
         x = scratch_of<float>(kInput, (a.in + depth - 1L) / depth * R * kLine);
@@ -149,7 +168,7 @@ inline void over_strips(const MatmulArgs& a, Make make) {
       });
     }
   };
-  parallel(threads(), worker);
+  parallel(runs.size(), worker);
 }
 
 // Rows and strips of one task.
@@ -256,7 +275,9 @@ inline void float_matmul(const MatmulArgs& a, Make make) {
     const int row = i % row_blocks * rows, strip = i / row_blocks * together;
     many_rows(a, {row, smaller(rows, a.rows - row), strip, smaller(together, strips - strip)}, make);
   };
-  parallel((strips + together - 1) / together * row_blocks, task);
+  const int groups = (strips + together - 1) / together;
+  if (row_blocks == 1) in_runs(groups, task);
+  else parallel(groups * row_blocks, task);
 }
 
 // The panel for bfloat16 rows by bfloat16 weights. An instruction set with products of such pairs (AVX512-BF16, AMX, bfdot)

@@ -313,15 +313,12 @@ inline void rounded_matmul(const MatmulArgs& a) {
     const RoundedRows q = round_rows(a, first, rows);
     const int fit = int(kCodesInCache / q.stride) / kIntRows * kIntRows;
     const int block = smaller(rows, larger(4 * kIntRows, fit)), blocks = (rows + block - 1) / block;
-    // strips of a task: neighbours lie together in memory, and taking a task costs about as much as a strip of 4 KiB
-    const long bytes = (a.kind == kInt4 ? kBlockBytes : 32L * kStrip) * ((a.in + kBlock - 1) / kBlock) * smaller(rows, 16);
-    const int together = larger(1, smaller(int((32L << 10) / bytes), strips / (4 * threads())));
-    const int groups = (strips + together - 1) / together;
     auto task = [&](int i) {
-      const int row = i / groups * block, count = smaller(block, rows - row), begin = i % groups * together;
-      for (int strip = begin; strip < smaller(strips, begin + together); ++strip) rounded_task(a, q, first, row, count, strip);
+      const int row = i / strips * block;
+      rounded_task(a, q, first, row, smaller(block, rows - row), i % strips);
     };
-    parallel(groups * blocks, task);
+    if (blocks == 1) in_runs(strips, task);
+    else parallel(strips * blocks, task);
   }
 }
 
