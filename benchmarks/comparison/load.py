@@ -51,7 +51,10 @@ async def run_load(
         if concurrency is None:
             await asyncio.sleep(max(0.0, start + request.at - time.perf_counter()))
         async with gate:
-            return await stream(port, body(request))
+            sent = time.perf_counter() - start
+            timing = await stream(port, body(request))
+            timing.sent = sent
+            return timing
 
     timings = await asyncio.gather(*(one(request) for request in requests))
     return list(timings), time.perf_counter() - start

@@ -69,7 +69,8 @@ def say(text: str) -> None:
 
 def figure_of(cell: str) -> str:
     """The figure by which servers are compared in a cell: higher is better."""
-    return {"single": "decode_rate", "prefill": "prefill_rate"}.get(cell, "output_rate")
+    rates = {"single": "decode_rate", "prefill": "prefill_rate", "streams8": "full_rate", "streams24": "full_rate"}
+    return rates.get(cell, "output_rate")
 
 
 def measure_group(
@@ -160,7 +161,7 @@ def _overloaded(results: Results, size: str, server: Server, servers: Iterable[S
     """Why a Poisson cell is more than the server can do, or None. The best peer is measured whatever it can do."""
     if cell.rate is None:
         return None
-    rates = {s.peer.name: median_of(results.of(size, s.peer.name, "streams24"), "output_rate") for s in servers}
+    rates = {s.peer.name: median_of(results.of(size, s.peer.name, "streams24"), "full_rate") for s in servers}
     own = rates.get(server.peer.name)
     best = max((rate for s in servers if s.peer.product != "qiao" and (rate := rates[s.peer.name])), default=0.0)
     asked = cell.rate * sum(cell.output) / 2

@@ -67,7 +67,7 @@ def _panels(
 
 
 def _throughput(data: dict[str, Any], path: Path) -> Path | None:
-    return _panels(data, STREAMS, "output_rate", ("streams", "output tokens/s"), path)
+    return _panels(data, STREAMS, "full_rate", ("streams", "output tokens/s"), path)
 
 
 def _first_token(data: dict[str, Any], path: Path) -> Path | None:

@@ -81,8 +81,8 @@ def against_transformers(data: dict[str, Any]) -> str:
     figures = [
         ("streams", 8.0 if eight else None, 24.0 if many else None, 3.0, False),
         ("peak memory at those streams, MiB", figure(eight, "pss_mib"), figure(many, "pss_mib"), 1.0, True),
-        ("tokens/s at those streams", figure(eight, "output_rate"), figure(many, "output_rate"), 3.0, False),
-        ("tokens/s, 8 streams each", figure(eight, "output_rate"), figure(same, "output_rate"), 3.0, False),
+        ("tokens/s at those streams", figure(eight, "full_rate"), figure(many, "full_rate"), 3.0, False),
+        ("tokens/s, 8 streams each", figure(eight, "full_rate"), figure(same, "full_rate"), 3.0, False),
         (
             "mean time to first token, 8 streams each, ms",
             figure(eight, "ttft_mean"),
@@ -118,7 +118,7 @@ def _figures(data: dict[str, Any], size: str, peer: str) -> list[str]:
         return select(data, size=size, peer=peer, cell=cell)
 
     found = [number(figure(of("single"), "decode_rate")), number(figure(of("prefill"), "prefill_rate"))]
-    found += [number(figure(of(cell), "output_rate")) for cell in ("streams8", "streams24")]
+    found += [number(figure(of(cell), "full_rate")) for cell in ("streams8", "streams24")]
     for cell in CELLS[4:]:
         runs = of(cell.name)
         found.append(f"{number(figure(runs, 'ttft_mean'))} / {number(figure(runs, 'ttft_p95'))}" if runs else "–")

@@ -10,8 +10,11 @@ from typing import Any
 
 @dataclass(slots=True)
 class Timing:
-    """One request as the client saw it, in seconds since it was sent: first text ``ttft``, ``last`` text, end."""
+    """One request as the client saw it: ``sent`` in seconds since the run began, then in seconds since it was sent the
+    first text ``ttft``, the ``last`` text and the end.
+    """
 
+    sent: float = 0.0
     ttft: float | None = None
     last: float = 0.0
     seconds: float = 0.0
@@ -27,9 +30,21 @@ class Timing:
             return None
         return (self.last - self.ttft) / (self.completion_tokens - 1)
 
+    def tokens_until(self, moment: float) -> float:
+        """Tokens that had come ``moment`` seconds after the run began. Each text counts for as many as any other."""
+        if self.ttft is None:
+            return 0.0
+        at, come = self.sent + self.ttft, 0
+        for gap in (*self.gaps, 0.0):
+            if at > moment:
+                break
+            at, come = at + gap, come + 1
+        return self.completion_tokens * come / (len(self.gaps) + 1)
+
     def as_dict(self) -> dict[str, Any]:
         """For the JSON file; times in milliseconds."""
         return {
+            "sent_s": round(self.sent, 4),
             "ttft_ms": None if self.ttft is None else round(self.ttft * 1e3, 3),
             "tpot_ms": None if self.tpot is None else round(self.tpot * 1e3, 4),
             "seconds": round(self.seconds, 4),
@@ -54,10 +69,23 @@ def mean(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(kept) if kept else None
 
 
+def full_rate(timings: Sequence[Timing]) -> float | None:
+    """Tokens a second from the begin of a run until its last request was sent: all streams run until then.
+
+    None where all were sent at once. What comes later says how long the longest answers are, not how many streams a
+    server keeps up with.
+    """
+    end = max((t.sent for t in timings), default=0.0)
+    if end < 0.1:  # seconds
+        return None
+    return sum(t.tokens_until(end) for t in timings if t.error is None) / end
+
+
 def summarise(timings: Sequence[Timing], wall: float) -> dict[str, Any]:
     """The figures of one run that took ``wall`` seconds. Rates are tokens a second, times milliseconds.
 
-    ``output_rate`` counts every token over the whole run, prefill included; ``decode_rate`` is that of one stream after
+    ``output_rate`` counts every token over the whole run, prefill included; ``full_rate`` those that came while all
+    streams ran; ``decode_rate`` is that of one stream after
     its first token; ``prefill_rate`` is prompt tokens over the time to the end of the request (meant for answers of one
     token).
     """
@@ -73,6 +101,7 @@ def summarise(timings: Sequence[Timing], wall: float) -> dict[str, Any]:
         "output_tokens": sum(t.completion_tokens for t in good),
         "prompt_tokens": sum(t.prompt_tokens for t in good),
         "output_rate": sum(t.completion_tokens for t in good) / wall,
+        "full_rate": full_rate(good),
         "decode_rate": 1 / tpot if tpot else None,
         "prefill_rate": statistics.median(t.prompt_tokens / t.seconds for t in good) if good else None,
         "tpot_ms": tpot * 1e3 if tpot else None,

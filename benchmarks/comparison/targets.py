@@ -50,9 +50,9 @@ TARGETS = (
     Target("single", "1b", "decode_rate", "single stream decode, tokens/s", 1.6, 1.25),
     Target("prefill", "135m", "prefill_rate", "prefill of 1,024, tokens/s", 2.0, 1.3),
     Target("prefill", "1b", "prefill_rate", "prefill of 1,024, tokens/s", 1.25, 1.3),
-    Target("streams8", "135m", "output_rate", "8 streams, tokens/s", 2.5, 1.5),
-    Target("streams8", "1b", "output_rate", "8 streams, tokens/s", 2.5, 1.5),
-    Target("streams24", "135m", "output_rate", "24 streams, tokens/s", 3.0, 1.8),
+    Target("streams8", "135m", "full_rate", "8 streams, tokens/s", 2.5, 1.5),
+    Target("streams8", "1b", "full_rate", "8 streams, tokens/s", 2.5, 1.5),
+    Target("streams24", "135m", "full_rate", "24 streams, tokens/s", 3.0, 1.8),
     *(
         Target(f"poisson-{rate}", "135m", figure, f"{rate} requests/s: {title}, ms", 0.5, 0.7, lower=True)
         for rate in (0.6, 1.2, 2.2)

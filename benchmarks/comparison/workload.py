@@ -55,11 +55,11 @@ _SHORT, _ANSWER = (64, 128), (20, 300)
 CELLS = (
     Cell(name="single", title="single stream decode", requests=2, prompt=(128, 128), output=(128, 128)),
     Cell(name="prefill", title="prefill 1,024", requests=2, prompt=(1024, 1024), output=(1, 1)),
-    Cell(name="streams8", title="8 streams", requests=12, prompt=_SHORT, output=_ANSWER, concurrency=8),
+    Cell(name="streams8", title="8 streams", requests=24, prompt=_SHORT, output=_ANSWER, concurrency=8),
     Cell(
         name="streams24",
         title="24 streams",
-        requests=36,
+        requests=48,
         prompt=_SHORT,
         output=_ANSWER,
         concurrency=24,
@@ -89,7 +89,7 @@ def requests_of(cell: Cell, size: str, seed: str) -> list[Request]:
     Prompts share no beginning that a prefix cache could use. The larger model gets fewer requests: it takes longer.
     """
     rng = random.Random(f"{cell.name} {seed}")
-    count = cell.requests if size == "135m" else cell.concurrency
+    count = cell.requests if size == "135m" else cell.concurrency * 3 // 2
     made, now = [], 0.0
     for _ in range(count):
         if cell.rate is not None:

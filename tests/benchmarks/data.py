@@ -8,7 +8,7 @@ from typing import Any
 def run(peer: str, cell: str, size: str = "135m", number: int = 0, **figures: Any) -> dict[str, Any]:
     """One round of one server in one cell; rates and times that are not given are None."""
     form = "4bit" if peer.split(" ")[1] in ("4", "int4", "Q4_0", "GPTQ") else "16bit"
-    keys = ("output_rate", "decode_rate", "prefill_rate", "tpot_ms", "ttft_mean_ms", "ttft_p95_ms")
+    keys = ("output_rate", "full_rate", "decode_rate", "prefill_rate", "tpot_ms", "ttft_mean_ms", "ttft_p95_ms")
     filled = dict.fromkeys(keys) | {"pss_mib": 100.0, "requests": [], "errors": [], "failed": 0, "other_length": 0}
     return filled | {"peer": peer, "cell": cell, "size": size, "format": form, "round": number} | figures
 

@@ -11,8 +11,8 @@ from tests.benchmarks.data import results, run
 DATA = results(
     run("qiao 4 bit", "single", decode_rate=300.0, output_rate=250.0),
     run("openvino int4", "single", decode_rate=100.0, output_rate=90.0),
-    run("qiao 4 bit", "streams8", output_rate=100.0),
-    run("openvino int4", "streams8", output_rate=100.0),
+    run("qiao 4 bit", "streams8", full_rate=100.0),
+    run("openvino int4", "streams8", full_rate=100.0),
     skipped=[{"size": "135m", "format": "4bit", "peer": "vllm GPTQ", "why": "cannot run here: no such instruction"}],
 )
 

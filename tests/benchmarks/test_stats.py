@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.comparison.stats import Timing, median_of, percentile, pooled_ttft, summarise
+from benchmarks.comparison.stats import Timing, full_rate, median_of, percentile, pooled_ttft, summarise
 from tests.benchmarks.data import request
 
 
@@ -32,6 +32,25 @@ def test_a_run_by_hand() -> None:
     assert figures["ttft_p95_ms"] == pytest.approx(1450)
     assert figures["prefill_rate"] == pytest.approx((100 / 1.6 + 100 / 5.6) / 2)
     assert figures["itl_p95_ms"] == pytest.approx(200)
+
+
+def test_full_rate_counts_what_came_before_the_last_request_was_sent() -> None:
+    first = Timing(sent=0.0, ttft=0.5, last=1.5, completion_tokens=20, gaps=[0.1] * 9)  # two tokens a text
+    second = Timing(sent=0.0, ttft=0.95, last=2.95, completion_tokens=21, gaps=[0.1] * 20)
+    third = Timing(sent=1.25, ttft=0.5, last=1.0, completion_tokens=6, gaps=[0.1] * 5)
+    # until 1.25 s: texts of the first at 0.5, 0.6, ... 1.2; of the second at 0.95, 1.05, 1.15, 1.25; none of the third
+    assert full_rate([first, second, third]) == pytest.approx((8 * 2 + 3 + 1) / 1.25, rel=0.06)
+    assert full_rate([first, second]) is None and full_rate([]) is None
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.floats(0.01, 1.0), max_size=30), st.floats(0.0, 2.0), st.floats(0.01, 2.0), st.floats(0.0, 40.0))
+def test_tokens_come_one_after_the_other_and_all_in_the_end(
+    gaps: list[float], sent: float, ttft: float, moment: float
+) -> None:
+    timing = Timing(sent=sent, ttft=ttft, completion_tokens=3 * (len(gaps) + 1), gaps=gaps)
+    assert timing.tokens_until(sent) == 0 and timing.tokens_until(1e6) == 3 * (len(gaps) + 1)
+    assert 0 <= timing.tokens_until(moment) <= timing.tokens_until(moment + 1)
 
 
 def test_one_token_has_no_decode_rate_and_failures_have_no_figures() -> None:

@@ -44,7 +44,7 @@ def test_closed_loops_start_at_once_and_the_larger_model_gets_fewer_but_a_full_h
     assert {request.at for request in requests_of(BY_NAME["streams8"], "135m", "x")} == {0.0}
     for cell in CELLS:
         if "1b" in cell.sizes:
-            assert cell.concurrency == len(requests_of(cell, "1b", "x")) < len(requests_of(cell, "135m", "x"))
+            assert cell.concurrency <= len(requests_of(cell, "1b", "x")) < len(requests_of(cell, "135m", "x"))
 
 
 def test_quick_keeps_the_kind_and_cuts_the_work() -> None:
