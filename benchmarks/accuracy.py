@@ -61,7 +61,7 @@ class Scorer:
                 size,
                 kind.num_kv_heads,
                 kind.head_dim,
-                dtype_of(shape.dtype),
+                dtype_of(shape.cache_dtype),
                 ops.kv_layout,
                 ops.kv_device,
             )

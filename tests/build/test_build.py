@@ -11,6 +11,7 @@ from qiao.build import build_engine, shape_for
 from qiao.config import EngineArgs
 from qiao.contract import Capabilities
 from qiao.errors import ParameterError, PluginError, UsageError
+from qiao.quantization import QuantizedWeight, WeightForm
 
 from tests.support.checkpoints import edit_config, rand_checkpoint, rand_config
 
@@ -96,6 +97,25 @@ def test_a_dtype_that_the_chip_lacks_is_refused() -> None:
     with pytest.raises(ParameterError, match="bfloat16 is not supported by this device; it has float16") as raised:
         shape_for(rand_config(), "bfloat16", Capabilities(dtypes=("float16",)))
     assert raised.value.field == "dtype"
+
+
+@pytest.mark.parametrize(
+    ("quantized", "dtype", "kv_dtypes", "kept"),
+    [
+        (True, "float32", ("float32", "float16"), "float16"),
+        (True, "float32", ("float32",), "float32"),
+        (True, "bfloat16", ("float32", "float16", "bfloat16"), "bfloat16"),
+        (False, "float32", ("float32", "float16"), "float32"),
+    ],
+)
+def test_a_quantized_models_cache_in_float32_takes_half(
+    quantized: bool, dtype: str, kv_dtypes: tuple[str, ...], kept: str
+) -> None:
+    capabilities = Capabilities(dtypes=("float32", "bfloat16"), kv_dtypes=kv_dtypes)
+    codes = torch.zeros(64, 64, dtype=torch.uint8)
+    weight = QuantizedWeight(WeightForm("w4a16", 32), {"weight": codes, "scale": torch.ones(64, 2)})
+    weights = {"model.layers.0.self_attn.o_proj.weight": weight} if quantized else {}
+    assert shape_for(rand_config(), dtype, capabilities, weights).cache_dtype == kept
 
 
 def test_the_cache_has_the_dtype_of_the_model(rand: Path) -> None:
