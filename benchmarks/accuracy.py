@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ class Scorer:
         config = load_config(files)
         quantized = {} if args.quantization == "none" else quantized_weights(files)
         shape = shape_for(config, args.dtype, backend.capabilities, quantized)
+        if args.kv_cache_dtype != "auto":
+            shape = replace(shape, kv_dtype=args.kv_cache_dtype)
         plan, ops = place_operators(shape, backend, args, FallbackCounters())
         self._model = create(config, ops, dtype_of(shape.dtype), CHUNK, quantized)
         self._model.load(iter_weights(files, dequantize=args.quantization == "none"))

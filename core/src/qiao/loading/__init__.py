@@ -13,10 +13,12 @@ from qiao.loading.sources import ModelFiles, resolve
 from qiao.loading.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
+    from qiao.loading.store import WeightStore
     from qiao.loading.weights import iter_weights, quantization_of, quantized_weights
 
 __all__ = [
     "ModelFiles",
+    "WeightStore",
     "eos_token_ids",
     "iter_weights",
     "load_config",
@@ -35,4 +37,8 @@ def __getattr__(name: str) -> Any:
         from qiao.loading import weights
 
         return getattr(weights, name)
+    if name == "WeightStore":
+        from qiao.loading.store import WeightStore
+
+        return WeightStore
     raise AttributeError(f"module 'qiao.loading' has no attribute {name!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,39 @@ def iter_gguf(path: Path, device: str, dequantize: bool = False) -> Iterator[tup
                 yield name.replace("{expert}", str(expert)), _read(_slice(tensor, expert), dequantize).to(device)
         else:
             yield name, _restore(model, tensor.name, _read(tensor, dequantize)).to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFPlace:
+    """A tensor of ``model`` for ``read_plain``; ``shape`` in torch's order."""
+
+    model: GGUFModel
+    tensor: GGUFTensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """In torch's order."""
+        return self.tensor.shape
+
+    @property
+    def file(self) -> Path:
+        """The part of the model that holds it."""
+        return self.tensor.file
+
+
+def gguf_tensors(path: Path) -> dict[str, GGUFPlace]:
+    """The tensors of a model under their Hugging Face names; ``{expert}`` stands for the first dimension of some."""
+    model = open_gguf(path)
+    check_architecture(model)
+    held = (tensor for tensor in model.tensors.values() if tensor.name not in _IN_CONFIG)
+    return {hf_name(model, tensor.name): GGUFPlace(model, tensor) for tensor in held}
+
+
+def read_plain(place: GGUFPlace) -> torch.Tensor:
+    """The values, as ``iter_gguf`` yields them with ``dequantize``."""
+    restored = _restore(place.model, place.tensor.name, read_tensor(place.tensor))
+    assert isinstance(restored, torch.Tensor)
+    return restored
 
 
 def quantized_gguf(path: Path) -> dict[str, QuantizedWeight]:

@@ -14,11 +14,11 @@ from qiao.errors import ModelError
 from qiao.models.base import Model
 from qiao.models.decoder import Decoder
 from qiao.models.settings import Settings, settings_of
-from qiao.models.spec import shape_of, with_forms
+from qiao.models.spec import DecoderSpec, shape_of, with_forms
 from qiao.optable import OpTable
 from qiao.quantization import QuantizedWeight
 
-__all__ = ["Model", "architectures", "create", "describe"]
+__all__ = ["Model", "architectures", "create", "describe", "read_spec"]
 
 _NONE: Mapping[str, QuantizedWeight] = MappingProxyType({})
 
@@ -92,6 +92,20 @@ def describe(config: Any, quantized: Mapping[str, QuantizedWeight] = _NONE) -> M
         return _generic().describe_generic(config)  # type: ignore[no-any-return]
     spec = with_forms(_family(architecture).spec(settings, architecture), quantized)
     return shape_of(spec, _dtype_name(settings))
+
+
+def read_spec(config: Any) -> DecoderSpec:
+    """The layers of a model from its config.
+
+    Raises ``ModelError`` naming a field that is missing or wrong, or an architecture without a definition of its own.
+    """
+    settings = settings_of(config)
+    architecture = _architecture(settings)
+    if architecture not in _FAMILIES:
+        raise ModelError(f"{architecture} has no definition of its own here; {', '.join(_FAMILIES)} have")
+    found = _family(architecture).spec(settings, architecture)
+    assert isinstance(found, DecoderSpec)
+    return found
 
 
 def create(

@@ -20,7 +20,7 @@ from qiao.models.spec import DecoderSpec, LayerSpec, shape_of
 from qiao.optable import OpTable
 from qiao.quantization import Weight
 
-_BUFFERS = re.compile(r"rotary_(pos_)?emb\.|\.(inv_freq|masked_bias)$")
+BUFFERS = re.compile(r"rotary_(pos_)?emb\.|\.(inv_freq|masked_bias)$")
 """Tensors that older checkpoints saved though they follow from the config."""
 
 
@@ -141,7 +141,7 @@ class Decoder:
 
     def _renamed(self, weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
         for name, weight in weights:
-            if not _BUFFERS.search(name):
+            if not BUFFERS.search(name):
                 yield from self._translate(name, weight)
 
     def forward(

@@ -1,8 +1,8 @@
 """AWQ checkpoints as AutoAWQ writes them, in the orders of its ``gemm`` and ``gemv`` kernels.
 
-gemm: ``qweight`` [I, O / 8] int32, of whose words slot i holds output ``_GEMM[i]``; ``qzeros`` [groups, O / 8] alike;
-``scales`` [groups, O]. gemv: ``qweight`` [O, I / 8] and ``qzeros`` [O, groups / 8] in plain order, ``scales`` [O,
-groups], the last two padded. Source: ``awq/modules/linear`` of AutoAWQ.
+gemm: ``qweight`` [I, O / 8] int32, of whose words slot i holds output ``GEMM_ORDER[i]``; ``qzeros`` [groups, O / 8]
+alike; ``scales`` [groups, O]. gemv: ``qweight`` [O, I / 8] and ``qzeros`` [O, groups / 8] in plain order, ``scales``
+[O, groups], the last two padded. Source: ``awq/modules/linear`` of AutoAWQ.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from qiao.quantization.packing import expect, groups_of, integer_form, integer_w
 from qiao.quantization.weight import QuantizedWeight
 
 _BITS = 4
-_GEMM = (0, 2, 4, 6, 1, 3, 5, 7)
+GEMM_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Slot i of a word holds this one of its eight outputs."""
 
 
 class AWQ:
@@ -71,5 +72,5 @@ class AWQ:
 
 def _outputs(words: torch.Tensor) -> torch.Tensor:
     """[n, O / 8] words in gemm's order as [O, n]."""
-    slots = unpack(words.contiguous(), _BITS).view(words.shape[0], -1, len(_GEMM))
-    return slots[..., torch.argsort(torch.tensor(_GEMM))].flatten(1).T.contiguous()
+    slots = unpack(words.contiguous(), _BITS).view(words.shape[0], -1, len(GEMM_ORDER))
+    return slots[..., torch.argsort(torch.tensor(GEMM_ORDER))].flatten(1).T.contiguous()

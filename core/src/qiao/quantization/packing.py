@@ -31,6 +31,21 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     return out.view(words.shape[0], -1)
 
 
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """The words [n, m * bits / 32] int32 from which ``unpack`` makes ``codes`` [n, m] uint8; they must fill them."""
+    step = math.gcd(32, bits)
+    per_unit, values = bits // step, 32 // step
+    units = codes.view(codes.shape[0], -1, values).to(torch.int64)
+    out = torch.zeros(*units.shape[:2], per_unit, dtype=torch.int64)
+    for i in range(values):
+        word, offset = divmod(i * bits, 32)
+        out[..., word] |= units[..., i] << offset
+        if offset + bits > 32:
+            out[..., word + 1] |= units[..., i] >> (32 - offset)
+    out &= 0xFFFFFFFF
+    return torch.where(out >= 1 << 31, out - (1 << 32), out).to(torch.int32).view(codes.shape[0], -1)
+
+
 def integer_weight(
     codes: torch.Tensor,
     scale: torch.Tensor,

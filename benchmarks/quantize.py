@@ -1,0 +1,222 @@
+"""What `qiao quantize` costs: perplexity, KL divergence, memory, beside 16 bits, rounding to nearest and other tools.
+
+    python benchmarks/peers.py setup --peers qiao --sizes 135m     # once: SmolLM2-135M-Instruct as a 16-bit folder
+    python benchmarks/quantize.py make                             # quantize it, each way; goes on where it was stopped
+    python benchmarks/quantize.py score --json results/quantize.json
+
+Calibration: the topics of Python's own help (``pydoc_data.topics``), cut into samples of 512 tokens. Scored is other
+text: English prose of the 18th and 19th century (``data/en.txt``), and numpy's docstrings. Weights are dequantized at
+load and multiplied in float32, so that the figures are those of the files and not of a plugin's kernels. ``--extra
+NAME=FOLDER`` scores a folder that another tool made from the same ``calibration.jsonl``, which ``make`` writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy
+import torch
+from accuracy import CHUNK, DATA, Scorer
+from comparison.divergence import Divergence, chunks_of, scored
+from comparison.machine import describe
+from comparison.pins import Place
+from comparison.report import table
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+GROUP, SAMPLES, DOC_CHUNKS = 64, 32, 12
+RUNS: dict[str, tuple[str, ...]] = {
+    "rtn": ("--method", "rtn"),
+    "rtn-asym": ("--method", "rtn", "--asym"),
+    "gptq": ("--method", "gptq"),
+    "gptq-asym": ("--method", "gptq", "--asym"),
+    "awq": ("--method", "awq"),
+}
+TITLES = {
+    "rtn": "rtn, symmetric",
+    "rtn-asym": "rtn, asymmetric",
+    "gptq": "gptq, symmetric",
+    "gptq-asym": "gptq, asymmetric",
+    "awq": "awq, asymmetric",
+}
+PROSE, DOCS = "prose", "docstrings"
+
+
+def calibration(tokenizer: Tokenizer) -> list[str]:
+    """Python's help topics, cut where 512 tokens end."""
+    text = "\n\n".join(topics[name] for name in sorted(topics))
+    offsets = tokenizer.encode(text).offsets
+    starts = range(0, len(offsets) - CHUNK, CHUNK)
+    return [text[offsets[i][0] : offsets[i + CHUNK - 1][1]] for i in starts]
+
+
+def docstrings() -> str:
+    """Those of numpy's functions, by name."""
+    names = sorted(name for name in numpy.__all__ if callable(getattr(numpy, name)))
+    return "\n\n".join(inspect.getdoc(getattr(numpy, name)) or "" for name in names)
+
+
+def make(source: Path, work: Path, tokenizer: Tokenizer) -> None:
+    """Quantize ``source`` in each way of ``RUNS``, and write down time, error and peak memory."""
+    work.mkdir(parents=True, exist_ok=True)
+    data = work / "calibration.jsonl"
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in calibration(tokenizer)))
+    for name, flags in RUNS.items():
+        if (work / name / "config.json").is_file():
+            continue
+        more = () if "rtn" in flags else ("--calibration", data, "--samples", str(SAMPLES))
+        command = [sys.executable, "-m", "qiao", "quantize", source, *flags, "--group", str(GROUP), *more, "--json"]
+        with subprocess.Popen(
+            [*map(str, command), "-o", str(work / name)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            output = process.stdout.read()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise SystemExit(f"{name}: qiao quantize ended with {process.returncode}")
+        report = json.loads(output) | {"peak_bytes": usage.ru_maxrss * 1024}
+        del report["errors"], report["output"]
+        (work / f"{name}.json").write_text(json.dumps(report, indent=1))
+
+
+def linear_bytes(folder: Path) -> int:
+    """Bytes of the linear layers' weights in a folder."""
+    found = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as handle:
+            found += sum(handle.get_tensor(n).nbytes for n in handle.keys() if "_proj." in n)  # noqa: SIM118
+    return found
+
+
+class Table:
+    """Rows of figures, each against the same 16-bit logits."""
+
+    def __init__(self, source: Path, work: Path, tokenizer: Tokenizer) -> None:
+        self._work = work
+        texts = {PROSE: (DATA / "en.txt").read_text(), DOCS: docstrings()}
+        self._chunks = {name: list(chunks_of(tokenizer.encode(text).ids, CHUNK)) for name, text in texts.items()}
+        self._chunks[DOCS] = self._chunks[DOCS][:: max(1, len(self._chunks[DOCS]) // DOC_CHUNKS)][:DOC_CHUNKS]
+        base = Scorer(source, dtype="float32")
+        self._base = {name: [base.logits(c) for c in chunks] for name, chunks in self._chunks.items()}
+        self._source, self._whole = source, linear_bytes(source)
+        self.rows = [
+            self._row("16 bits", {name: self._figures(name, self._base[name]) for name in self._chunks}, source)
+        ]
+
+    def add(self, title: str, folder: Path, **arguments: Any) -> None:
+        """Score ``folder``; ``arguments`` are fields of ``EngineArgs``."""
+        scorer = Scorer(folder, dtype="float32", **arguments)
+        figures = {}
+        for name, chunks in self._chunks.items():
+            figures[name] = self._figures(name, [scorer.logits(chunk) for chunk in chunks])
+        self.rows.append(self._row(title, figures, folder))
+        print(json.dumps(self.rows[-1]), flush=True)
+
+    def _figures(self, name: str, logits: list[torch.Tensor]) -> dict[str, float]:
+        found = Divergence.empty()
+        for chunk, base, other in zip(self._chunks[name], self._base[name], logits, strict=True):
+            found.add(base, other, torch.tensor(chunk)[scored(CHUNK).start + 1 :])
+        return found.figures()
+
+    def _row(self, title: str, figures: dict[str, dict[str, float]], folder: Path) -> dict[str, Any]:
+        report = self._work / f"{folder.name}.json"
+        made = json.loads(report.read_text()) if report.is_file() else {}
+        size = linear_bytes(folder)
+        return {"title": title, "linear_bytes": size, "share": size / self._whole, "texts": figures, "made": made}
+
+
+def render(rows: list[dict[str, Any]]) -> str:
+    """The figures as Markdown."""
+    head = ("", *(f"{t}: {f}" for t in (PROSE, DOCS) for f in ("perplexity", "KL", "same first token")), "size")
+    lines = []
+    for row in rows:
+        cells = []
+        for name in (PROSE, DOCS):
+            f = row["texts"][name]
+            error = f["kl_error"] if math.isfinite(f["kl_error"]) else 0.0
+            cells += [f"{f['perplexity']:.2f}", f"{f['kl']:.4f} ± {error:.4f}", f"{f['same_top']:.1f} %"]
+        lines.append([row["title"], *cells, f"{100 * row['share']:.1f} %"])
+    return table(head, lines)
+
+
+def plot(rows: list[dict[str, Any]], file: Path) -> None:
+    """KL divergence of each row, for both texts."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    kept = [row for row in rows if row["title"] != "16 bits"]
+    figure, axes = pyplot.subplots(figsize=(7, 0.5 * len(kept) + 1.2))
+    for i, name in enumerate((PROSE, DOCS)):
+        values = [row["texts"][name]["kl"] for row in kept]
+        errors = [row["texts"][name]["kl_error"] for row in kept]
+        places = [j + 0.4 * i for j in range(len(kept))]
+        axes.barh(places, values, height=0.38, xerr=errors, label=name)
+    axes.set_yticks([j + 0.2 for j in range(len(kept))], [row["title"] for row in kept])
+    axes.invert_yaxis()
+    axes.set_xlabel("KL divergence to 16 bits, nats a token (less is better)")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+
+
+def score(source: Path, work: Path, tokenizer: Tokenizer, extra: list[str], result: Path) -> None:
+    """Measure, print, write."""
+    with torch.inference_mode():
+        made = Table(source, work, tokenizer)
+        for name in RUNS:
+            made.add(TITLES[name], work / name, quantization="none")
+        for item in extra:
+            name, _, folder = item.partition("=")
+            made.add(name, Path(folder), quantization="none")
+        made.add("16 bits, int8 KV cache", source, kv_cache_dtype="int8")
+        made.add("gptq, symmetric, int8 KV cache", work / "gptq", quantization="none", kv_cache_dtype="int8")
+    data = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": describe(),
+        "group": GROUP,
+        "samples": SAMPLES,
+        "chunk": CHUNK,
+        "rows": made.rows,
+    }
+    result.parent.mkdir(parents=True, exist_ok=True)
+    result.write_text(json.dumps(data, indent=1) + "\n")
+    print(render(made.rows))
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("make", "score", "report"))
+    parser.add_argument("--cache", help="where `peers.py setup` put the models; ~/.cache/qiao-bench if not given")
+    parser.add_argument("--work", type=Path, help="where the quantized models lie; CACHE/quantize if not given")
+    parser.add_argument("--extra", action="append", default=[], metavar="NAME=FOLDER", help="score this folder too")
+    parser.add_argument("--json", type=Path, default=Path("results/quantize.json"))
+    asked = parser.parse_args()
+    cache = Place.of(asked.cache)
+    source, work = cache.model("135m", "hf"), asked.work or cache.root / "quantize"
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    if asked.what == "make":
+        make(source, work, tokenizer)
+    elif asked.what == "score":
+        score(source, work, tokenizer, asked.extra, asked.json)
+    if asked.what != "make":
+        rows = json.loads(asked.json.read_text())["rows"]
+        plot(rows, asked.json.with_suffix(".png"))
+        print(render(rows))
+
+
+if __name__ == "__main__":
+    main()
