@@ -34,7 +34,7 @@ from comparison.report import table
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-GROUP, SAMPLES, DOC_CHUNKS = 64, 32, 12
+GROUP, SAMPLES, DOC_CHUNKS = 64, 16, 8
 RUNS: dict[str, tuple[str, ...]] = {
     "rtn": ("--method", "rtn"),
     "rtn-asym": ("--method", "rtn", "--asym"),
