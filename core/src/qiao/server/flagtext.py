@@ -28,7 +28,7 @@ FLAG_TEXT: Mapping[str, str] = {
     "drop": "hooks of the plugin to leave unused, to see what a gap costs",
     "block_size": "tokens of a KV cache block",
     "gpu_memory_utilization": "share of the memory to use; 0.9 of a device, 0.25 of what is free on the host",
-    "kv_cache_dtype": "auto (the model's; float16 if that is quantized), float32, float16, bfloat16, int8 (with scales)",
+    "kv_cache_dtype": "auto (the model's; float16 if it is quantized), float32, float16, bfloat16, int8 (with scales)",
     "kv_cache_memory_bytes": "size of the KV cache, instead of a share of memory",
     "num_gpu_blocks_override": "the same in blocks",
     "enable_prefix_caching": "reuse the cache of equal prompt beginnings",
