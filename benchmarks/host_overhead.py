@@ -94,6 +94,7 @@ def null_ops(size: int) -> OpTable:
         rotary=composites.rotary,
         silu_mul=composites.silu_mul,
         gelu_mul=composites.gelu_mul,
+        cap_logits=composites.cap_logits,
     )
 
 

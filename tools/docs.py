@@ -109,8 +109,8 @@ def record_names() -> list[str]:
 def record_text(name: str) -> str:
     """A record's docstring and fields."""
     record = getattr(sys.modules["qiao.contract.types"], name)
-    fields = ", ".join(f"`{key}: {kind}`" for key, kind in record.__annotations__.items())
-    return f"{prose(record.__doc__)}\n\nFields: {fields}."
+    fields = ", ".join(f"`{key}: {kind}`" for key, kind in inspect.get_annotations(record).items())
+    return f"{prose(record.__doc__)}\n\n" + (f"Fields: {fields}." if fields else "No fields.")
 
 
 # metrics -------------------------------------------------------------------------------------------------------------
@@ -182,8 +182,8 @@ def dashes(names: Iterable[str]) -> str:
 def serve_sections() -> list[str]:
     """The server's flags from the fields that they set, then the other spellings."""
     from qiao.server.flags import flags
-    from qiao.server.flagtable import ALIASES, FIXED, IGNORED, SHORT
     from qiao.server.flagtext import FLAG_TEXT
+    from qiao.vllm_arguments import ALIASES, FIXED, IGNORED, SHORT
 
     parts = [
         "`-` and `_` are the same; booleans also as `--no-X`; sizes as `4096`, `32k` or `64MiB`; JSON flags also as "
@@ -205,7 +205,7 @@ def serve_sections() -> list[str]:
         *((dashes([old]).strip("`"), dashes([new]).strip("`")) for old, new in ALIASES.items()),
     ]
     parts.append(table(("given", "means"), ((f"`{old}`", f"`{new}`") for old, new in spellings)))
-    fixed = ((dashes([name]), ", ".join(f"`{v}`" for v in values), why) for name, (values, why) in FIXED.items())
+    fixed = ((dashes([name]), ", ".join(f"`{v}`" for v in only.texts), only.why) for name, only in FIXED.items())
     parts += ["Accepted with one meaning only:\n", table(("flag", "values", "why"), fixed)]
     parts.append(f"Accepted without effect, with a warning: {dashes(IGNORED)}.\n")
     return parts

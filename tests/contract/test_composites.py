@@ -57,3 +57,11 @@ def test_gates(dtype):
     close(composites.silu_mul(x), gate / (1 + (-gate).exp()) * up, dtype, "silu_mul")
     inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
     close(composites.gelu_mul(x), 0.5 * gate * (1 + inner.tanh()) * up, dtype, "gelu_mul")
+
+
+def test_soft_cap_is_the_identity_near_zero_and_bounded_far_away():
+    x = torch.tensor([[0.0, 0.5, -0.5, 30.0, 1e6, -1e6]])
+    got = composites.cap_logits(x, 30.0)
+    close(got, 30 * (1 - 2 / (torch.exp(2 * x.double() / 30) + 1)), torch.float32, "cap_logits")
+    torch.testing.assert_close(got[0, 1:3], x[0, 1:3], atol=1e-4, rtol=0)
+    assert got.abs().max() <= 30

@@ -17,8 +17,8 @@ from qiao.contract import CATALOG
 from qiao.models import describe
 from qiao.registry import Policy, backend_of, make_plan
 from qiao.server.flags import flags as server_flags
-from qiao.server.flagtable import ALIASES, FIXED, IGNORED, SHORT
 from qiao.server.flagtext import FLAG_TEXT
+from qiao.vllm_arguments import ALIASES, FIXED, IGNORED, SHORT
 
 from benchmarks.comparison.commands import parser as peers_parser
 from tests.support.source import ROOT, relative

@@ -61,7 +61,7 @@ def test_arguments_without_meaning_are_accepted_with_a_warning(caplog: pytest.Lo
 )
 def test_what_would_change_answers_is_refused_and_its_neutral_value_is_not(given: dict[str, Any]) -> None:
     name = next(iter(given))
-    with pytest.raises(UsageError, match=f"{name}.*not supported yet"):
+    with pytest.raises(UsageError, match=f"{name}.*not supported"):
         engine_args("m", given)
     neutral = {"tensor_parallel_size": 1, "enable_lora": False, "kv_cache_dtype": "auto", "runner": "auto"}
     engine_args("m", {key: value for key, value in neutral.items() if key == name})

@@ -10,9 +10,9 @@ from qiao.config import EngineArgs
 from qiao.errors import ParameterError
 from qiao.server.args import ServerArgs
 from qiao.server.flags import flags, parse
-from qiao.server.flagtable import ALIASES, FIXED, IGNORED
 from qiao.server.flagtext import FLAG_TEXT
 from qiao.server.help import help_text
+from qiao.vllm_arguments import ALIASES, FIXED, IGNORED
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +87,16 @@ def test_old_and_foreign_flags() -> None:
     with pytest.raises(ParameterError, match=r"kv.cache.dtype.*fp8.*int8"):
         parse(["M", "--kv-cache-dtype", "fp8"])
     assert parse(["M", "--kv-cache-dtype", "int8"]).engine.kv_cache_dtype == "int8"
+
+
+def test_switches_with_one_position() -> None:
+    parsed = parse(["--no-enable-lora", "M", "--skip-tokenizer-init=false", "--no-async-scheduling"])
+    assert parsed.engine.model == "M" and len(parsed.notes) == 1
+    for argv in (["--enable-lora"], ["--enable-expert-parallel=true"], ["--speculative-config", '{"method": "eagle"}']):
+        with pytest.raises(ParameterError, match=f"{argv[0].partition('=')[0]}: only (false|none) is possible"):
+            parse(["M", *argv])
+    with pytest.raises(ParameterError, match="--no-nnodes: is not a flag"):
+        parse(["M", "--no-nnodes"])
 
 
 def test_config_file_and_the_command_line_over_it(tmp_path: Path) -> None:

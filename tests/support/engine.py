@@ -107,6 +107,7 @@ def make_ops(**changes: object) -> OpTable:
         rotary=composites.rotary,
         silu_mul=composites.silu_mul,
         gelu_mul=composites.gelu_mul,
+        cap_logits=composites.cap_logits,
     )
     return replace(ops, **changes)
 

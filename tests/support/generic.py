@@ -35,6 +35,7 @@ def reference_ops() -> OpTable:
         rotary=ref.rotary,
         silu_mul=ref.silu_mul,
         gelu_mul=ref.gelu_mul,
+        cap_logits=ref.cap_logits,
     )
 
 

@@ -43,6 +43,7 @@ def cpu_ops(**changes: Any) -> OpTable:
         rotary=reference.rotary,
         silu_mul=reference.silu_mul,
         gelu_mul=reference.gelu_mul,
+        cap_logits=reference.cap_logits,
     )
     return replace(table, **changes)
 

@@ -58,6 +58,7 @@ class OpTable:
     rotary: Callable[[Tensor, Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
     silu_mul: Callable[[Tensor], Tensor]
     gelu_mul: Callable[[Tensor], Tensor]
+    cap_logits: Callable[[Tensor, float], Tensor]
     decode_attention: Callable[..., Tensor] | None = None
     prepare_attention: Callable[..., Any] | None = None
     rope_write_kv: Callable[..., Tensor] | None = None

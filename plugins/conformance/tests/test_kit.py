@@ -1,6 +1,7 @@
 """The kit passes right plugins and notices each kind of wrong one."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ pytest_plugins = ("pytester",)
 
 NUMERIC = [
     "attention", "decode_attention", "matmul", "logprobs", "rms_norm", "silu_mul", "gelu_mul",
-    "add_rms_norm",
+    "add_rms_norm", "cap_logits",
 ]  # fmt: skip
 
 
@@ -105,6 +106,69 @@ def test_a_wrong_sampler_is_noticed(target):
 def test_a_stale_cache_dtype_or_copy_is_noticed(target):
     assert failures(with_hook(target, "copy_blocks", lambda cache, source, to: None), "copy_blocks") > 0
     assert failures(with_hook(target, "rotary", lambda q, k, c, s, i: (q.double(), k)), "rotary") > 0
+
+
+def _kept(field):
+    """A capture that keeps one input as it was while recording."""
+
+    def capture(function, example, device):
+        inputs = [x.clone() if i == field else x for i, x in enumerate(example)]
+        return _again(function, inputs)
+
+    return capture
+
+
+def _again(function, example):
+    first = function(*example)
+
+    def replay():
+        for old, new in zip(first, function(*example), strict=True):
+            old.copy_(new)
+        return first
+
+    return replay
+
+
+def _same(value):
+    return value
+
+
+WRONG_CAPTURES = {
+    **{name: _kept(i) for i, name in enumerate(("tokens", "positions", "starts", "lengths", "tables", "slots"))},
+    "results": lambda function, example, device: partial(_same, function(*example)),
+    "new results": lambda function, example, device: lambda: function(*example),
+}
+del WRONG_CAPTURES["starts"]  # which are the same in every step
+
+
+@pytest.mark.parametrize("name", WRONG_CAPTURES)
+def test_a_replay_that_keeps_what_changed_is_noticed(target, name):
+    with pytest.raises(AssertionError):
+        kit.test_replays_follow_their_buffers(with_hook(target, "capture", WRONG_CAPTURES[name]), "float32")
+
+
+def test_a_value_kept_from_the_host_or_a_hidden_error_is_noticed(target):
+    def frozen(function, example, device):
+        result = function(*example)
+        return lambda: result
+
+    def hiding(function, example, device):
+        try:
+            return _again(function, example)
+        except Exception:
+            return lambda: None
+
+    for wrong in (frozen, hiding):
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            kit.test_capture_refuses_what_it_cannot_follow(with_hook(find("reference"), "capture", wrong))
+
+
+def test_a_refusal_is_shown(target):
+    def refuse(function, example, device):
+        raise NotImplementedError("no graphs on this chip")
+
+    with pytest.raises(pytest.skip.Exception, match="no graphs on this chip"):
+        kit.test_replays_follow_their_buffers(with_hook(target, "capture", refuse), "float32")
 
 
 def test_only_cases_for_what_the_chip_has(target):

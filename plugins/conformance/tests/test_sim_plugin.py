@@ -50,6 +50,7 @@ def test_composites_run_on_the_device_without_a_hidden_copy(mode):
         (composites.rotary, (query, key, angle.cos(), angle.sin(), True)),
         (composites.silu_mul, (x,)),
         (composites.gelu_mul, (x,)),
+        (composites.cap_logits, (x, 1.5)),
     ]
     with mode():
         for function, args in calls:

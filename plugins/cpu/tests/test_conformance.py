@@ -32,6 +32,15 @@ def test_hook(target, hook):
         kit.test_case(target, case)
 
 
+def test_capture(target):
+    for dtype in target.capabilities.dtypes:
+        try:
+            kit.test_replays_follow_their_buffers(target, dtype)
+        except pytest.skip.Exception as refused:
+            pytest.fail(str(refused))
+    kit.test_capture_refuses_what_it_cannot_follow(target)
+
+
 def test_what_every_plugin_needs(target):
     kit.test_required_device_hooks(target)
     assert target.device.score > 1 and target.device.torch_device == "cpu"

@@ -20,6 +20,7 @@ from qiao.contract.types import (
     PenaltyTensors,
     SamplingTensors,
     Tolerance,
+    UnreadLengths,
     WeightInfo,
 )
 
@@ -56,6 +57,7 @@ __all__ = [
     "SamplingTensors",
     "StepShape",
     "Tolerance",
+    "UnreadLengths",
     "WeightInfo",
     "hookimpl",
     "hookspec",

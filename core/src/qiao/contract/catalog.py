@@ -230,6 +230,12 @@ _FUSED = (
     ),
     _light("silu_mul", (_move("x", "T 2F"),), (_move("output", "T F"),)),
     _light("gelu_mul", (_move("x", "T 2F"),), (_move("output", "T F"),)),
+    _light(
+        "cap_logits",
+        (_move("logits", "N V", "float32"), *_plain("cap")),
+        (_move("output", "N V", "float32"),),
+        ("logits",),
+    ),
     OpSpec(
         "rope_write_kv",
         "fused",

@@ -64,6 +64,11 @@ def gelu_mul(x: torch.Tensor) -> torch.Tensor:
     return functional.gelu(gate, approximate="tanh") * up
 
 
+def cap_logits(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """``cap * tanh(logits / cap)``, which stays within -cap..cap (Gemma 2, arXiv 2408.00118, section 2)."""
+    return torch.tanh(logits / cap) * cap
+
+
 def apply_penalties(logits: torch.Tensor, params: PenaltyTensors) -> torch.Tensor:
     """See ``SamplingSpec.apply_penalties``."""
     rows, vocab = logits.shape

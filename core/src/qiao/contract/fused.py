@@ -41,6 +41,11 @@ class FusedSpec:
         raise NotImplementedError
 
     @hookspec
+    def cap_logits(self, logits: torch.Tensor, cap: float) -> torch.Tensor:
+        """Optional. Since 1.1. Replaces ``composites.cap_logits``; ``logits`` [N, V] float32; may work in place."""
+        raise NotImplementedError
+
+    @hookspec
     def rope_write_kv(
         self,
         query: torch.Tensor,

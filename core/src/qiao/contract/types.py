@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -101,6 +101,19 @@ class KVCache:
     layout: str
     key_scale: torch.Tensor | None = None
     value_scale: torch.Tensor | None = None
+
+
+class UnreadLengths(tuple[int, ...]):
+    """``kv_lens`` inside a captured region: they change from step to step, and a program would keep what it read.
+
+    Whatever reads it raises ``NotImplementedError``, so that the region is not captured.
+    """
+
+    def _refuse(self, *args: object) -> NoReturn:
+        raise NotImplementedError("an operator reads kv_lens on the host, which a recorded program cannot follow")
+
+    __iter__ = __getitem__ = __len__ = __contains__ = __eq__ = __hash__ = __add__ = _refuse
+    count = index = _refuse
 
 
 @dataclass(frozen=True, slots=True)

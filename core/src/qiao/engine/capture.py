@@ -12,13 +12,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from qiao.contract import AttentionMetadata, KVCache, SamplingTensors
+from qiao.contract import AttentionMetadata, KVCache, SamplingTensors, UnreadLengths
 from qiao.devices import HOST
 from qiao.engine.batch import Batch
 from qiao.engine.config import EngineConfig
@@ -29,16 +29,6 @@ logger = logging.getLogger(__name__)
 
 MOST_PROGRAMS = 64
 """Programs kept; the one used longest ago goes first."""
-
-
-class UnreadLengths(tuple[int, ...]):
-    """In place of host lengths that change from step to step, which a program would keep as they were."""
-
-    def _refuse(self, *args: object) -> NoReturn:
-        raise NotImplementedError("an operator reads kv_lens on the host, which a recorded program cannot follow")
-
-    __iter__ = __getitem__ = __len__ = __contains__ = __eq__ = __hash__ = __add__ = _refuse
-    count = index = _refuse
 
 
 class StepBuffers:

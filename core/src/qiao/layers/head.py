@@ -31,6 +31,7 @@ class Head:
         normalise: bool = False,
         forms: Forms = NO_FORMS,
     ) -> None:
+        self._ops = ops
         self._linear = single(ops, dtype, name, hidden_size, vocab_size, forms=forms)
         self._name, self._shape, self._dtype = name, (vocab_size, hidden_size), dtype
         self._tied, self._soft_cap, self._normalise = tied, soft_cap, normalise
@@ -68,7 +69,7 @@ class Head:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """``hidden`` [N, E]; returns float32 [N, V]."""
         logits = self._linear(hidden).float()
-        return logits if self._soft_cap == 0.0 else torch.tanh(logits / self._soft_cap) * self._soft_cap
+        return logits if self._soft_cap == 0.0 else self._ops.cap_logits(logits, self._soft_cap)
 
 
 def _equal(own: Weight, shared: Weight) -> bool:

@@ -144,7 +144,7 @@ def _mlp_shapes(spec: DecoderSpec, mlp: MlpSpec | MoeSpec, name: str) -> Iterato
 
 def _light_calls(spec: DecoderSpec) -> dict[str, int]:
     layers = len(spec.layers)
-    calls = Counter({"rms_norm": 1, "add_rms_norm": 2 * layers})
+    calls = Counter({"rms_norm": 1, "add_rms_norm": 2 * layers, "cap_logits": int(spec.soft_cap > 0)})
     for layer in spec.layers:
         calls["rms_norm"] += 2 * layer.attention.qk_norm + 2 * spec.sandwich
         calls["rotary"] += layer.attention.rope is not None

@@ -300,12 +300,17 @@ def _light_calls(table: OpTable, plan: Plan, dtype: torch.dtype) -> list[Call]:
         x = rows(_FEATURES)
         _like(x, table.rms_norm(x, _ones((_FEATURES,), dtype, device), 1e-6))
 
+    def cap() -> None:
+        logits = _ones((_TOKENS, _VOCABULARY), torch.float32, device)
+        _like(logits, table.cap_logits(_ones((_TOKENS, _VOCABULARY), torch.float32, device), 30.0))
+
     calls: dict[str, Callable[[], Any]] = {
         "rms_norm": norm,
         "add_rms_norm": add_norm,
         "rotary": rotate,
         "silu_mul": lambda: _like(rows(_FEATURES // 2), table.silu_mul(rows(_FEATURES))),
         "gelu_mul": lambda: _like(rows(_FEATURES // 2), table.gelu_mul(rows(_FEATURES))),
+        "cap_logits": cap,
     }
     used = dict(plan.shape.fused_calls)
     return [(name, call) for name, call in calls.items() if not used or used.get(name)]

@@ -19,8 +19,8 @@ import yaml
 from qiao.config import EngineArgs
 from qiao.errors import ParameterError
 from qiao.server.args import ServerArgs, keys_from_environment
-from qiao.server.flagtable import ALIASES, FIXED, IGNORED, SHORT
 from qiao.server.values import dotted, merge, parse_bool, parse_float, parse_int, parse_list, parse_object
+from qiao.vllm_arguments import ALIASES, FIXED, IGNORED, SHORT
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,13 @@ def parse(argv: Sequence[str]) -> ParsedFlags:
     if "api_key" not in values:
         values["api_key"] = keys_from_environment()
     return ParsedFlags(reader.make(EngineArgs), reader.make(ServerArgs), reader.notes)
+
+
+def engine_values(argv: Sequence[str]) -> dict[str, Any]:
+    """The fields of ``EngineArgs`` that ``argv``, flags alone, sets. Raises as ``parse``."""
+    reader = _Reader({name: flag for name, flag in flags().items() if flag.owner is EngineArgs})
+    reader.read(argv)
+    return reader.values
 
 
 class _Reader:
@@ -140,8 +147,9 @@ class _Reader:
         if name == "config":
             self._config, used = _one(option, inline, ahead)
             return used
-        if name in FIXED or name in IGNORED:
-            return self._take_without_effect(name, option, inline, ahead)
+        plain = name.removeprefix("no_") if name not in IGNORED else name
+        if plain in FIXED or plain in IGNORED:
+            return self._take_without_effect(plain, plain != name, option, inline, ahead)
         negative = name.startswith("no_") and self._table.get(name[3:], None)
         flag = self._table.get(name) or negative
         if not flag:
@@ -191,15 +199,18 @@ class _Reader:
         self.values[flag.name] = self.values.get(flag.name, ()) + items
         return len(taken) if inline is None else 0
 
-    def _take_without_effect(self, name: str, option: str, inline: list[str] | None, ahead: list[str]) -> int:
-        takes_value = name in FIXED or IGNORED[name]
-        text, used = _one(option, inline, ahead) if takes_value else ("", 0)
-        if name in FIXED:
-            allowed, why = FIXED[name]
-            if text not in allowed:
-                raise ParameterError(option, f"only {' or '.join(allowed)} is possible: {why}; got {text!r}")
-        else:
+    def _take_without_effect(
+        self, name: str, negative: bool, option: str, inline: list[str] | None, ahead: list[str]
+    ) -> int:
+        only = FIXED.get(name)
+        switch = only.switch if only else not IGNORED[name]
+        if negative and not switch:
+            raise self._unknown(option)
+        text, used = (inline[0] if inline else str(not negative).lower(), 0) if switch else _one(option, inline, ahead)
+        if only is None:
             self.notes.append(f"{option} is accepted for vLLM's sake and has no effect here")
+        elif text.lower() not in only.texts:
+            raise ParameterError(option, f"only {' or '.join(only.texts)} is possible: {only.why}; got {text!r}")
         return used
 
     def _unknown(self, option: str) -> ParameterError:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from qiao.server.flags import Flag, flags
-from qiao.server.flagtable import FIXED, IGNORED
 from qiao.server.flagtext import FLAG_TEXT
+from qiao.vllm_arguments import FIXED, IGNORED
 
 _META = {"int": "N", "float": "X", "str": "TEXT", "dict": "JSON", "tuple": "A B ..."}
 

@@ -11,7 +11,7 @@ import torch
 from qiao.contract import CATALOG, KVCache
 from qiao.contract.cases import Case, LooseCache, LooseWeight, cases
 
-from qiao_conformance import oracle
+from qiao_conformance import captured, oracle
 from qiao_conformance.target import Target, find, flat_rows, host, same, specified, worst
 
 _TARGET = pytest.StashKey[Target]()
@@ -33,6 +33,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         found = [c for hook in CATALOG if hook in target.hooks for c in cases(hook, target.capabilities)]
         metafunc.parametrize("case", found, ids=[c.id for c in found])
+    if "dtype" in metafunc.fixturenames:
+        metafunc.parametrize("dtype", target.capabilities.dtypes if "capture" in target.hooks else ())
     if "hook" in metafunc.fixturenames:
         metafunc.parametrize("hook", [h for h in CATALOG if h in target.hooks])
 
@@ -64,6 +66,19 @@ def test_threads(target: Target) -> None:
     assert target.hooks["set_threads"](None).strip()
     with pytest.raises(ValueError, match=r"."):
         target.hooks["set_threads"](0)
+
+
+def test_replays_follow_their_buffers(target: Target, dtype: str) -> None:
+    """A captured layer equals the layer: other tokens, positions, lengths, blocks and slots, empty rows."""
+    captured.check_replays(target, dtype)
+
+
+def test_capture_refuses_what_it_cannot_follow(target: Target) -> None:
+    """A value on the host is refused or followed, never kept; errors come out as they are."""
+    if "capture" not in target.hooks:
+        pytest.skip("the plugin has no capture")
+    captured.check_host_value(target)
+    captured.check_errors(target)
 
 
 def test_case(target: Target, case: Case) -> None:

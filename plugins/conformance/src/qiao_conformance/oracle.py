@@ -183,6 +183,11 @@ def gelu_mul(x: Tensor) -> tuple[Tensor, ...]:
     return (0.5 * gate * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))) * up,)
 
 
+def cap_logits(logits: Tensor, cap: float) -> tuple[Tensor, ...]:
+    """``cap * tanh(logits / cap)``."""
+    return (cap * torch.tanh(logits.double() / cap),)
+
+
 EXPECTED: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {
     "attention": attention,
     "decode_attention": attention,
@@ -193,5 +198,6 @@ EXPECTED: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {
     "rotary": rotary,
     "silu_mul": silu_mul,
     "gelu_mul": gelu_mul,
+    "cap_logits": cap_logits,
 }
 """Results by hook, for hooks whose whole effect is their result."""

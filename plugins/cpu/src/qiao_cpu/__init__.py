@@ -4,7 +4,7 @@ from qiao_cpu.attention import attention, decode_attention, write_kv
 from qiao_cpu.cache import allocate_kv, copy_blocks
 from qiao_cpu.capture import capture
 from qiao_cpu.device import capabilities, memory_info, probe_devices, set_threads, synchronize
-from qiao_cpu.fused import add_rms_norm, gelu_mul, rms_norm, rope_write_kv, rotary, silu_mul
+from qiao_cpu.fused import add_rms_norm, cap_logits, gelu_mul, rms_norm, rope_write_kv, rotary, silu_mul
 from qiao_cpu.matmul import matmul, pack_weight
 from qiao_cpu.sampling import sample
 
@@ -12,6 +12,7 @@ __all__ = [
     "add_rms_norm",
     "allocate_kv",
     "attention",
+    "cap_logits",
     "capabilities",
     "capture",
     "copy_blocks",

@@ -127,3 +127,12 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
 def gelu_mul(x: torch.Tensor) -> torch.Tensor:
     """See ``composites.gelu_mul``."""
     return _gated(x, gelu=True)
+
+
+@hookimpl
+def cap_logits(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """See ``composites.cap_logits``; in place."""
+    logits = _rows(logits)
+    place = (logits.data_ptr(), logits.stride(0), native.TYPES[logits.dtype])
+    native.check(native.soft_cap(*place, cap, *place, *logits.shape))
+    return logits

@@ -11,7 +11,7 @@ from qiao_reference.device import (
     synchronize,
     utilization,
 )
-from qiao_reference.fused import add_rms_norm, gelu_mul, rms_norm, rope_write_kv, rotary, silu_mul
+from qiao_reference.fused import add_rms_norm, cap_logits, gelu_mul, rms_norm, rope_write_kv, rotary, silu_mul
 from qiao_reference.matmul import matmul, pack_weight
 from qiao_reference.sampling import apply_penalties, logprobs, sample
 from qiao_reference.threads import set_threads
@@ -21,6 +21,7 @@ __all__ = [
     "allocate_kv",
     "apply_penalties",
     "attention",
+    "cap_logits",
     "capabilities",
     "capture",
     "collective_backend",

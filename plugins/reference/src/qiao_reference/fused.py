@@ -43,6 +43,12 @@ def gelu_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 @hookimpl
+def cap_logits(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """See ``composites.cap_logits``."""
+    return composites.cap_logits(logits, cap)
+
+
+@hookimpl
 def rope_write_kv(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -14,7 +14,7 @@ from qiao.contract.cases import light, linear, logits, paged
 from qiao.contract.cases.base import Case, LooseCache, LooseWeight, Made, Random, place
 from qiao.contract.types import Capabilities
 
-__all__ = ["Case", "LooseCache", "LooseWeight", "cases", "place", "smallest"]
+__all__ = ["Case", "LooseCache", "LooseWeight", "Random", "cases", "place", "smallest"]
 
 _MAKERS: Mapping[str, Callable[[Capabilities, Random], Made]] = MappingProxyType(
     {
@@ -32,6 +32,7 @@ _MAKERS: Mapping[str, Callable[[Capabilities, Random], Made]] = MappingProxyType
         "rotary": light.rotary,
         "silu_mul": light.gated,
         "gelu_mul": light.gated,
+        "cap_logits": light.cap_logits,
         "rope_write_kv": light.rope_write_kv,
     }
 )

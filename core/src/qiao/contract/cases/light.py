@@ -34,6 +34,14 @@ def gated(capabilities: Capabilities, random: Random) -> Made:
         yield f"{tokens}x{size}", dtype, {"x": random.normal(tokens, 2 * size, dtype=dtype)}, "gate first, then up"
 
 
+def cap_logits(capabilities: Capabilities, random: Random) -> Made:
+    """Logits far below the cap, around it and far above."""
+    for (rows, vocab), cap in itertools.product(((1, 32), (5, 131)), (30.0, 2.0)):
+        logits = random.normal(rows, vocab) * 20
+        logits[0, :3] = torch.tensor([0.0, 1e4, -1e4])
+        yield f"{rows}x{vocab}-{cap:g}", "float32", {"logits": logits, "cap": cap}, "never beyond the cap"
+
+
 def _angles(random: Random, tokens: int, pairs: int) -> tuple[torch.Tensor, torch.Tensor]:
     angle = random.uniform(tokens, pairs) * 6.28
     return angle.cos(), angle.sin()

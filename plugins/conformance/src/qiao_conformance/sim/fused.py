@@ -59,6 +59,13 @@ def gelu_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 @hookimpl
+def cap_logits(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """One kernel."""
+    index = kernels.launch("cap_logits", logits)
+    return kernels.result("cap_logits", composites.cap_logits(kernels.raw(logits), cap), index)
+
+
+@hookimpl
 def rope_write_kv(
     query: torch.Tensor,
     key: torch.Tensor,

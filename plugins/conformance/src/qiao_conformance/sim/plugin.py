@@ -36,7 +36,15 @@ from torch.utils import _pytree as pytree
 from qiao_conformance.sim import kernels
 from qiao_conformance.sim.backend import registered
 from qiao_conformance.sim.chips import chip as profile
-from qiao_conformance.sim.fused import add_rms_norm, gelu_mul, rms_norm, rope_write_kv, rotary, silu_mul  # noqa: F401
+from qiao_conformance.sim.fused import (  # noqa: F401
+    add_rms_norm,
+    cap_logits,
+    gelu_mul,
+    rms_norm,
+    rope_write_kv,
+    rotary,
+    silu_mul,
+)
 from qiao_conformance.sim.knobs import setup
 from qiao_conformance.sim.state import NAME, STATE
 
