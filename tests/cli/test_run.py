@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from qiao.cli.main import main
+import typer
+from qiao.cli.main import build_app, main
 
 from tests.support.checkpoints import chain_checkpoint
 
@@ -45,3 +47,30 @@ def test_a_refused_plan_ends_with_status_1(chain: Path, capfd: pytest.CaptureFix
 def test_a_wrong_value_ends_with_status_2(chain: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(str(chain), "x", "--temperature", "9") == 2
     assert "temperature" in capfd.readouterr().err
+
+
+def test_every_engine_flag_of_serve_is_there_or_left_out_by_name() -> None:
+    from qiao.cli.run import SERVING
+    from qiao.config import EngineArgs
+    from qiao.server.flags import flags
+
+    command = typer.main.get_group(build_app()).commands["run"]
+    offered = {option for p in command.params for option in p.opts}
+    names = set(EngineArgs.names())
+    assert set(SERVING) <= names
+    assert {name for name in names if flags()[name].option in offered} == names - set(SERVING) | {"seed"}
+
+
+def test_engine_flags_reach_the_engine(chain: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    argv = ("--kv-cache-dtype", "int8", "--max-model-len", "1k", "--enforce-eager", "--drop", "sample,decode_attention")
+    assert run(str(chain), "x", "--raw", "--device", "reference", *argv) == 0
+    assert capfd.readouterr().out == "DEF\n"
+    assert run(str(chain), "x", "--kv-cache-dtype", "int7") == 2
+    assert "kv_cache_dtype" in capfd.readouterr().err
+
+
+def test_json(chain: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(str(chain), "x", "--raw", "--device", "cpu", "--json", "--stop", "F") == 0
+    answer = json.loads(capfd.readouterr().out)
+    assert (answer["text"], answer["finish_reason"], answer["prompt_tokens"]) == ("DE", "stop", 1)
+    assert answer["tokens"] == 3 and 0 < answer["ttft"] <= answer["seconds"]

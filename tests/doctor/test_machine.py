@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from qiao.observability.machine import cpu_quota, read_cpu
+from qiao.observability.machine import read_cpu
+from qiao.processors import cpu_quota
 
 
 def write(root: Path, path: str, text: str) -> None:

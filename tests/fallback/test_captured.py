@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from qiao.engine import Engine, EngineConfig
+from qiao.engine.capture import MOST_BYTES
 from qiao.models import create
 from qiao.registry import FallbackCounters, bind
 from qiao_conformance import sim
@@ -126,3 +127,34 @@ def test_random_sampling_and_log_probabilities_over_captured_logits():
     captured, _ = serve(build()[0], **options)
     eager, _ = serve(build(enforce_eager=True)[0], **options)
     assert captured.tokens == eager.tokens and not captured.errors
+
+
+class _Sized:
+    """A recording that says how much it holds."""
+
+    def __init__(self, replay, nbytes):
+        self._replay, self.nbytes = replay, nbytes
+
+    def __call__(self):
+        return self._replay()
+
+
+@pytest.mark.parametrize(("each", "kept"), [(0, 3), (MOST_BYTES // 2, 2), (MOST_BYTES - 1, 1), (2 * MOST_BYTES, 1)])
+def test_programs_that_hold_much_are_fewer(each, kept):
+    """Steps of three, two, one and again two and three sequences; the program used longest ago goes first."""
+    engine, _ = build()
+    right, recorded = engine._ops.capture, []
+
+    def capture(function, example, device):
+        recorded.append(len(example[0]))
+        return _Sized(right(function, example, device), each)
+
+    object.__setattr__(engine._ops, "capture", capture)
+    for _ in range(2):
+        for i, prompt in enumerate(PROMPTS[:3]):
+            engine.add_request(request(str(i), prompt, max_tokens=3 + 2 * i))
+        while engine.has_work():
+            engine.step()
+    steps = engine._runner.captured
+    assert len(steps._programs) == kept and steps.nbytes == kept * each
+    assert len(recorded) == (3 if kept == 3 else 6 if kept == 1 else 5), recorded

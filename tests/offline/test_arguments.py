@@ -152,3 +152,22 @@ def test_numbers_and_collections_of_other_libraries_become_plain() -> None:
 def test_engine_arguments_are_refused_before_anything_is_read(field: str, value: Any) -> None:
     with pytest.raises(ParameterError, match=f"^{field}: "):
         engine_args("m", {field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "neutral", "instead"),
+    [
+        ("logits_processors", [print], [], "logit_bias"),
+        ("structured_outputs", {"json": {}}, None, "prompt"),
+        ("guided_decoding", {"regex": "a"}, {}, "prompt"),
+        ("extra_args", {"a": 1}, {}, "leave them out"),
+        ("flat_logprobs", True, False, "list of dicts"),
+        ("skip_reading_prefix_cache", True, False, "cache_salt"),
+        ("thinking_token_budget", 0, None, "max_tokens"),
+    ],
+)
+def test_sampling_fields_that_are_not_there_say_what_to_do(field: str, value: Any, neutral: Any, instead: str) -> None:
+    with pytest.raises(ParameterError, match=f"^{field}: .*{instead}"):
+        qiao.SamplingParams(**{field: value})
+    plain = qiao.SamplingParams(**{field: neutral})
+    assert plain == qiao.SamplingParams() and msgspec.json.encode(plain) == b"{}"

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from qiao.cli.plan import read_shape
+from qiao.config import EngineArgs
+from qiao.errors import ParameterError
 from qiao.loading import iter_weights, load_config, quantized_weights, resolve
 from qiao.models import describe
 
@@ -226,3 +229,17 @@ def test_rounded_activations_stay_near(case, tmp_path, monkeypatch):
     found = logits(load(folder, ops), ops, IDS)
     # the least of the cases, 0.9925 for awq-gemm, is what the same rounding in torch gives
     assert torch.nn.functional.cosine_similarity(found, wanted, dim=-1).min() > 0.99
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_config_alone_is_planned_as_its_folder(case, tmp_path):
+    """Where all layers are quantized, what the plan assumes of a config and what headers say is the same."""
+    folder, _ = quantized_checkpoint(tmp_path / "q", *CASES[case])
+    whole, assumption = read_shape(EngineArgs(model=str(folder)))
+    assert assumption == "" and scheme(case) in whole.schemes
+    alone, assumption = read_shape(EngineArgs(model=str(folder / "config.json")))
+    assert alone == whole and "all but the head" in assumption
+    plain, assumption = read_shape(EngineArgs(model=str(folder / "config.json"), quantization="none"))
+    assert plain.schemes == ("dense",) and assumption == ""
+    with pytest.raises(ParameterError, match=r"quantization.*the model is"):
+        read_shape(EngineArgs(model=str(folder / "config.json"), quantization="gguf"))

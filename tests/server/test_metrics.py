@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 from qiao.engine.request import EngineStats, FallbackCount
-from qiao.observability import FinishedRequest, Metrics
+from qiao.observability.metrics import FinishedRequest, Metrics
 
 STATS = EngineStats(
     running=3,

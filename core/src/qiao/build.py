@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from qiao.config import EngineArgs
+from qiao.config import EngineArgs, dtype_name
 from qiao.contract import Capabilities, ModelShape
 from qiao.devices import HOST
 from qiao.engine import Engine, EngineConfig
@@ -46,7 +46,6 @@ from qiao.registry import (
 logger = logging.getLogger(__name__)
 
 _NONE: Mapping[str, QuantizedWeight] = MappingProxyType({})
-_DTYPE_NAMES = {"half": "float16", "float": "float32"}
 HOST_SHARE = 0.25
 DEVICE_SHARE = 0.9
 
@@ -142,7 +141,7 @@ def shape_for(
     reading, for an error far below that of the weights. Raises ``ParameterError`` for a dtype that the chip lacks.
     """
     shape = describe(config, quantized)
-    name = _DTYPE_NAMES.get(dtype.removeprefix("torch."), dtype.removeprefix("torch."))
+    name = dtype_name(dtype)
     if name == "auto":
         name = shape.dtype if shape.dtype in capabilities.dtypes else capabilities.dtypes[0]
         if name != shape.dtype:

@@ -9,9 +9,16 @@ from qiao.errors import ParameterError
 
 _POSITIVE = ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs")
 _OPTIONAL_POSITIVE = ("block_size", "max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "threads")
-_DTYPES = ("auto", "float32", "float16", "bfloat16", "half", "float")
+_DTYPES = ("auto", "float32", "float16", "bfloat16")
+_OTHER_NAMES = {"half": "float16", "float": "float32"}
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16", "int8")
 """What ``kv_cache_dtype`` may be."""
+
+
+def dtype_name(text: str) -> str:
+    """``torch.half``, ``half`` and ``float16`` are one: torch's name without the prefix."""
+    name = text.removeprefix("torch.")
+    return _OTHER_NAMES.get(name, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +102,9 @@ class EngineArgs:
             raise ParameterError("tpot_target_ms", "needs chunked prefill: it works by the size of the chunks")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ParameterError("scheduling_policy", f"must be fcfs or priority, got {self.scheduling_policy!r}")
-        if self.dtype.removeprefix("torch.") not in _DTYPES:
-            raise ParameterError("dtype", f"must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
+        if dtype_name(self.dtype) not in _DTYPES:
+            names = ", ".join((*_DTYPES, *_OTHER_NAMES))
+            raise ParameterError("dtype", f"must be one of {names}, got {self.dtype!r}")
         self._check_kv_dtype()
         if not self.enable_chunked_prefill and self.max_model_len and self.max_num_batched_tokens < self.max_model_len:
             raise ParameterError(

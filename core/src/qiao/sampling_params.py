@@ -36,13 +36,51 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
+class BeamSearchParams(msgspec.Struct, kw_only=True):
+    """Arguments of ``LLM.beam_search``, as vLLM has them.
+
+    A beam's score is its log-probability divided by its length, the prompt's included, to the ``length_penalty``.
+
+    Raises ``ParameterError`` naming the field.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("beam_width", "max_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ParameterError(name, f"must be an integer of at least 1, got {value!r}")
+        if not isinstance(self.length_penalty, int | float) or not math.isfinite(self.length_penalty):
+            raise ParameterError("length_penalty", f"must be a number, got {self.length_penalty!r}")
+        if self.include_stop_str_in_output:
+            raise ParameterError("include_stop_str_in_output", "beams stop at the model's end tokens alone")
+
+
+_REFUSED: Mapping[str, str] = {
+    "logits_processors": "functions are not called between steps; use logit_bias, allowed_token_ids or bad_words",
+    "structured_outputs": "is not there yet; ask for the format in the prompt and check the answer",
+    "guided_decoding": "is not there yet; ask for the format in the prompt and check the answer",
+    "extra_args": "nothing here reads them; leave them out",
+    "flat_logprobs": "log-probabilities come as a list of dicts; leave it out",
+    "skip_reading_prefix_cache": "use another cache_salt in the prompt, or LLM.reset_prefix_cache()",
+    "thinking_token_budget": "is not there; max_tokens limits the whole answer",
+}
+"""vLLM's fields that would change answers and are not there, and what to do instead."""
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """How to pick tokens and when to stop. Field names, defaults and rules are vLLM's.
 
     ``temperature`` 0 is greedy; ``top_k`` 0 or -1 is off; ``max_tokens`` None means "up to the context";
     ``logprobs`` k returns the sampled token's and the k best log-probabilities (-1: whole vocabulary).
     ``best_of`` above ``n`` is for ``/v1/completions`` alone. ``spaces_between_special_tokens`` has no effect, as with
-    vLLM's fast tokenizers.
+    vLLM's fast tokenizers. The last seven fields of vLLM's are refused unless they are empty; see ``_REFUSED``.
 
     Raises ``ParameterError`` naming the field.
     """
@@ -74,8 +112,20 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
     bad_words_token_ids: list[list[int]] | None = None
+    logits_processors: Any = None
+    structured_outputs: Any = None
+    guided_decoding: Any = None
+    extra_args: Any = None
+    flat_logprobs: Any = None
+    skip_reading_prefix_cache: Any = None
+    thinking_token_budget: Any = None
 
     def __post_init__(self) -> None:
+        for name, instead in _REFUSED.items():
+            value = getattr(self, name)
+            if value is not None and value is not False and value != [] and value != {}:
+                raise ParameterError(name, instead)
+            setattr(self, name, None)
         self._normalise()
         self._check_numbers()
         self._check_lists()

@@ -212,6 +212,7 @@ QIAO_EXPORT int qiao_cpu_replay(const Program* program, int* step) {
   return guarded([&] { program->replay(*step); });
 }
 QIAO_EXPORT int qiao_cpu_program_size(const Program* program) { return program->size(); }
+QIAO_EXPORT long qiao_cpu_program_bytes(const Program* program) { return long(program->bytes()); }
 QIAO_EXPORT const char* qiao_cpu_program_step(const Program* program, int step) { return program->name(step); }
 QIAO_EXPORT void qiao_cpu_program_free(Program* program) { delete program; }
 

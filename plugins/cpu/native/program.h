@@ -25,6 +25,7 @@ class Program {
   void replay(int& step) const;
 
   int size() const { return int(steps_.size()); }
+  size_t bytes() const { return sizeof(*this) + bytes_.capacity() + steps_.capacity() * sizeof(Step); }
   const char* name(int step) const { return steps_[step].name; }
 
  private:

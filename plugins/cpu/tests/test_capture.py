@@ -128,6 +128,21 @@ def test_a_tensor_that_outlives_its_recording_keeps_its_memory(x):
     assert torch.equal(first(), qiao_cpu.rms_norm(want, GAIN, 1e-5))
 
 
+def test_programs_say_their_size(x):
+    sizes = []
+    for steps in (1, 100):
+
+        def chain(x, steps=steps):
+            for _ in range(steps):
+                x = qiao_cpu.rms_norm(x, GAIN, 1e-5)
+            return x
+
+        replay = qiao_cpu.capture(chain, (x,), "cpu")
+        assert len(replay.program.steps()) == steps
+        sizes.append(replay.nbytes)
+    assert 32 * 100 < sizes[1] < 1024 * 100 and sizes[0] < sizes[1] / 20
+
+
 def test_steps_are_named(x):
     replay = qiao_cpu.capture(region, (x,), "cpu")
     assert replay.program.steps() == [

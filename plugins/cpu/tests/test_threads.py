@@ -14,17 +14,12 @@ from qiao_cpu import native
 from qiao_cpu import threads as module
 
 from tests.support.cpu import generator, linear
+from tests.support.machines import EVEN_AND_ODD, KUNPENG, PHYTIUM, RYZEN, XEONS, write
 
 
-def machine(root, groups, siblings=None):
+def machine(root, groups):
     for name, text in groups.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    for cpu, text in (siblings or {}).items():
-        path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write(root, name, text)
     return root
 
 
@@ -32,15 +27,68 @@ def machine(root, groups, siblings=None):
 def cpus(monkeypatch):
     """A function that sets the processors that the process may use."""
     monkeypatch.delenv(module.VARIABLE, raising=False)
-    return lambda n: monkeypatch.setattr(module, "allowed_cpus", lambda: list(range(n)))
+
+    def allow(some):
+        some = range(some) if isinstance(some, int) else some
+        monkeypatch.setattr(module, "allowed_cpus", lambda: list(some))
+
+    monkeypatch.delenv(module.PIN_VARIABLE, raising=False)
+    return allow
 
 
-def test_one_thread_for_each_physical_core_and_one_core_left(tmp_path, cpus):
-    cpus(16)
-    root = machine(tmp_path, {}, {i: f"{i % 8},{i % 8 + 8}" for i in range(16)})
-    assert module.default_threads(root)[0] == 7
-    cpus(4)
-    assert module.default_threads(root)[0] == 4
+@pytest.mark.parametrize(
+    ("layout", "allowed", "count", "reason"),
+    [
+        (RYZEN, range(24), 11, "12 cores, one left to the front end"),
+        (RYZEN, [4, 5, 6, 7], 4, "4 cores"),
+        (RYZEN, [0, 12], 1, "1 cores"),
+        (XEONS, range(112), 55, "56 cores, one left to the front end"),
+        (XEONS, range(28, 56), 27, "28 cores, one left to the front end"),
+        (KUNPENG, range(128), 127, "128 cores, one left to the front end"),
+        (PHYTIUM, range(4), 2, "2 fast cores of 4"),
+        (PHYTIUM, range(2), 2, "2 cores"),
+    ],
+)
+def test_a_thread_a_core_and_one_core_left(tmp_path, cpus, layout, allowed, count, reason):
+    cpus(allowed)
+    assert module.default_threads(layout.lay_out(tmp_path)) == (count, reason)
+
+
+@pytest.mark.parametrize(
+    ("layout", "allowed", "count", "wanted"),
+    [
+        (RYZEN, range(24), 11, range(11)),
+        (RYZEN, [4, 5, 16, 17], 2, [4, 5]),
+        (XEONS, range(112), 28, range(28)),
+        (XEONS, [3, 30, 31], 2, [30, 31]),
+        (EVEN_AND_ODD, range(64), 16, range(0, 32, 2)),
+        (KUNPENG, range(64, 128), 32, range(64, 96)),
+        (PHYTIUM, range(4), 2, [2, 3]),
+        (PHYTIUM, range(4), 5, []),
+    ],
+)
+def test_pinned_threads_fill_one_node_after_the_other_with_fast_cores(
+    tmp_path, cpus, monkeypatch, layout, allowed, count, wanted
+):
+    cpus(allowed)
+    root = layout.lay_out(tmp_path)
+    assert module.pinned_cpus(count, root) == ()
+    monkeypatch.setenv(module.PIN_VARIABLE, "1")
+    assert module.pinned_cpus(count, root) == tuple(wanted)
+
+
+def test_reports_name_the_nodes_and_where_threads_run(tmp_path, cpus, monkeypatch):
+    cpus(range(128))
+    root = KUNPENG.lay_out(tmp_path)
+    listed = "4 (node 0: 32 processors, node 1: 32 processors, node 2: 32 processors, node 3: 32 processors)"
+    assert module.node_facts(127, root) == f"{listed}; threads on nodes 0, 1, 2, 3"
+    monkeypatch.setenv(module.PIN_VARIABLE, "1")
+    assert module.node_facts(32, root) == f"{listed}; threads pinned to node 0"
+    assert module.node_facts(33, root) == f"{listed}; threads pinned to nodes 0, 1"
+    monkeypatch.delenv(module.PIN_VARIABLE)
+    cpus(range(70, 80))
+    assert module.node_facts(9, root) == f"{listed}; threads on node 2"
+    assert module.node_facts(1, tmp_path / "nothing") == ""
 
 
 @pytest.mark.parametrize(
@@ -132,25 +180,11 @@ def test_the_hook_sets_what_is_allowed_and_says_why(cpus, threads):
     assert native.threads() == 4
 
 
-def node(root, number, cpus):
-    folder = root / f"sys/devices/system/node/node{number}"
-    folder.mkdir(parents=True)
-    (folder / "cpulist").write_text(cpus)
-
-
-def test_memory_nodes_are_read_and_advice_is_given_where_several_are_used(tmp_path, cpus):
+def test_advice_is_given_where_several_memory_nodes_are_used(tmp_path, cpus):
     cpus(8)
-    assert module.nodes(tmp_path) == {} and module.node_advice(tmp_path) == ""
-    node(tmp_path, 0, "0-1,4\n")
-    node(tmp_path, 10, "2-3,5-7\n")
-    node(tmp_path, 2, "\n")
-    assert module.nodes(tmp_path) == {0: [0, 1, 4], 10: [2, 3, 5, 6, 7]}
+    assert module.node_advice(tmp_path) == ""
+    write(tmp_path, "sys/devices/system/node/node0/cpulist", "0-1,4")
+    write(tmp_path, "sys/devices/system/node/node10/cpulist", "2-3,5-7")
     assert "2 memory nodes (node 0: 3 processors, node 10: 5 processors)" in module.node_advice(tmp_path)
     cpus(2)
     assert module.node_advice(tmp_path) == "", "the process may run on one of them only"
-
-
-@pytest.mark.parametrize("text", ["-1", "a", "1,b"])
-def test_a_list_of_processors_that_is_none_is_refused(text):
-    with pytest.raises(ValueError, match="invalid literal"):
-        module.parse_cpus(text)

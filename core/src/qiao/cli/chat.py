@@ -8,7 +8,21 @@ from typing import Annotated, Any
 import typer
 
 from qiao.cli.client import Client, StreamStats
-from qiao.cli.options import DEFAULT_URL, ApiKey, MaxTokens, ModelName, Quick, Stats, Temperature, Url, sampling
+from qiao.cli.options import (
+    DEFAULT_URL,
+    ApiKey,
+    MaxTokens,
+    ModelName,
+    Quick,
+    Seed,
+    Stats,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    Url,
+    sampling,
+)
 
 
 def answer(client: Client, path: str, body: dict[str, Any], show_stats: bool) -> str:
@@ -43,18 +57,25 @@ def chat(
     system_prompt: Annotated[str | None, typer.Option("--system-prompt", help="First message, role system.")] = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    seed: Seed = None,
+    stop: Stop = None,
     quick: Quick = None,
     stats: Stats = False,
 ) -> None:
     """Talk to a model on a running server; an empty line or Ctrl-D ends it."""
     with Client(url, api_key) as client:
         model = client.model(model_name)
+        settings = sampling(
+            max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop
+        )
         messages: list[dict[str, str]] = []
         if system_prompt:
             messages.append({"role": "system", "content": system_prompt})
         while text := (quick if quick is not None else read_line("> ")):
             messages.append({"role": "user", "content": text})
-            body = {"model": model, "messages": messages, **sampling(max_tokens, temperature)}
+            body = {"model": model, "messages": messages, **settings}
             messages.append({"role": "assistant", "content": answer(client, "/chat/completions", body, stats)})
             if quick is not None:
                 break

@@ -11,59 +11,58 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qiao.cli.options import with_engine_options
+from qiao.config import EngineArgs, dtype_name
 from qiao.errors import ModelError, ParameterError
 
 if TYPE_CHECKING:
     from qiao.contract import ModelShape, StepShape
-    from qiao.quantization import QuantizedWeight
+    from qiao.loading import ModelFiles
+    from qiao.quantization import Method, QuantizedWeight
     from qiao.registry import Plan, Price
 
 
+ENGINE = (
+    *("device", "fallback", "fallback_budget", "drop", "dtype", "quantization", "kv_cache_dtype", "block_size"),
+    *("revision", "hf_overrides"),
+)
+"""What ``serve`` takes that changes a plan."""
+
+
+@with_engine_options(*ENGINE)
 def plan(
     model: Annotated[str, typer.Option("--model", help="config.json, a folder, a GGUF file, or a hub name.")],
-    device: Annotated[str, typer.Option("--device", help="auto, a plugin's name, or a torch device.")] = "auto",
+    engine: dict[str, Any],
     chip: Annotated[str, typer.Option("--chip", help="A chip that the plugin knows; its usual one if empty.")] = "",
-    dtype: Annotated[str, typer.Option("--dtype", help="auto (the config's), float32, bfloat16, float16.")] = "auto",
-    drop: Annotated[
-        list[str] | None, typer.Option("--drop", help="Hooks or groups to leave unused; repeatable.")
-    ] = None,
     keep: Annotated[list[str] | None, typer.Option("--keep", help="Price a group's state kept on the device.")] = None,
-    fallback: Annotated[str, typer.Option("--fallback", help="allow, warn or deny, then name=policy items.")] = "warn",
-    fallback_budget: Annotated[str | None, typer.Option("--fallback-budget", help="Bytes a step: 64MiB.")] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences in the step.")] = 32,
     context: Annotated[int, typer.Option("--context", min=1, help="Cached tokens of each sequence.")] = 2048,
     prefill: Annotated[int | None, typer.Option("--prefill", min=1, help="New tokens in the step, all told.")] = None,
-    block_size: Annotated[int | None, typer.Option("--block-size", min=1, help="Tokens in a KV block.")] = None,
-    kv_cache_dtype: Annotated[
-        str, typer.Option("--kv-cache-dtype", help="auto (the model's), float32, bfloat16, float16, int8.")
-    ] = "auto",
     bandwidth: Annotated[float, typer.Option("--bandwidth", min=0.001, help="Assumed bus speed, GB/s.")] = 25.0,
     sync_us: Annotated[float, typer.Option("--sync-us", min=0.0, help="Assumed time of one wait, us.")] = 15.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show where each operator of a model would run and what a step would copy. Needs no weights and no device."""
     from qiao.registry import Policy, Rates, make_plan, planning_backend
-    from qiao.server.values import parse_int
 
-    shape = with_kv_dtype(read_shape(model, dtype), kv_cache_dtype)
-    budget = None if fallback_budget is None else parse_int("--fallback-budget", fallback_budget)
-    policy = Policy.parse(fallback, budget)
+    args = EngineArgs(model=model, **engine)
+    shape, assumption = read_shape(args)
     made = make_plan(
         shape,
-        planning_backend(device, chip=chip),
-        policy,
-        drop=_split(drop),
+        planning_backend(args.device, chip=chip),
+        Policy.parse(args.fallback, args.fallback_budget),
+        drop=args.drop,
         keep=_split(keep),
-        block_size=block_size,
+        block_size=args.block_size,
         rates=Rates(bandwidth * 1e9, sync_us * 1e-6),
     )
     made = replace(made, step=_step(batch, context, prefill, made.block_size))
-    data = made.as_dict()
+    data = {**made.as_dict(), "assumption": assumption}
     if as_json:
         json.dump(data, sys.stdout, indent=2)
         print()
     else:
-        _show(made)
+        _show(made, assumption)
     if data["refused"]:
         print(f"qiao: {data['refused']}", file=sys.stderr)
         raise typer.Exit(1)
@@ -74,60 +73,82 @@ def register(app: typer.Typer) -> None:
     app.command("plan")(plan)
 
 
-def read_shape(model: str, dtype: str = "auto") -> ModelShape:
-    """The shape of a model from its config: a ``.json`` file, or whatever ``serve`` takes.
+def read_shape(args: EngineArgs) -> tuple[ModelShape, str]:
+    """The shape of a model, and what was assumed of it, empty where its weights' own headers say all.
 
-    Of a model on the Hugging Face hub only the config is fetched. ``dtype`` replaces the config's own unless it is
-    ``auto``.
-    Raises ``ModelError`` naming the file, ``ParameterError`` for an unknown dtype.
+    ``args.model`` is a ``config.json`` or whatever ``serve`` takes; of a model on the Hugging Face hub only the config
+    is fetched. A quantized config alone does not say which layers are quantized: all are taken to be, but the head and
+    what routes to experts. Raises ``ModelError`` naming the file, ``ParameterError`` for a quantization that it has
+    not.
     """
     from qiao.models import describe
 
-    shape = describe(*_read_model(model))
-    if dtype == "auto":
-        return shape
-    name = dtype.removeprefix("torch.")
-    name = {"half": "float16", "float": "float32"}.get(name, name)
-    if name not in ("float32", "bfloat16", "float16"):
-        raise ParameterError("--dtype", f"must be auto, float32, bfloat16 or float16, got {dtype!r}")
-    return replace(shape, dtype=name)
+    config, files = _read_model(args)
+    config = {**config, **args.hf_overrides}
+    method = _method(args, config, files)
+    if method is None or files is not None:
+        shape, assumption = describe(config, _promised(files) if method else {}), ""
+    else:
+        shape, assumption = _all_quantized(describe(config), method)
+    if args.dtype != "auto":
+        shape = replace(shape, dtype=dtype_name(args.dtype))
+    return shape if args.kv_cache_dtype == "auto" else replace(shape, kv_dtype=args.kv_cache_dtype), assumption
 
 
-def with_kv_dtype(shape: ModelShape, name: str) -> ModelShape:
-    """``shape`` with the KV cache's dtype. Raises ``ParameterError`` for an unknown one."""
-    from qiao.config import KV_DTYPES
+def _read_model(args: EngineArgs) -> tuple[dict[str, Any], ModelFiles | None]:
+    """The config, and the files where the model itself is here."""
+    from qiao.loading import read_raw_config, resolve
 
-    if name not in KV_DTYPES:
-        raise ParameterError("--kv-cache-dtype", f"must be one of {', '.join(KV_DTYPES)}, got {name!r}")
-    return shape if name == "auto" else replace(shape, kv_dtype=name)
-
-
-def _read_model(model: str) -> tuple[dict[str, Any], Mapping[str, QuantizedWeight]]:
-    """The config, and the quantized weights where the model itself is here."""
-    from qiao.loading import quantized_weights, read_raw_config, resolve
-
-    path = Path(model)
+    path, model = Path(args.model), args.model
     if path.suffix == ".json":
-        return _unquantized(_read_json(path)), {}
+        return _read_json(path), None
     if path.exists() or model.startswith(("pypi:", "modelscope:")) or path.suffix == ".gguf" or model.count("/") != 1:
         if path.is_dir() and (path / "config.json").is_file() and not any(path.glob("*.safetensors")):
-            return _unquantized(_read_json(path / "config.json")), {}
-        files = resolve(model)
-        return read_raw_config(files), quantized_weights(files)
-    return _unquantized(_read_json(_hub_config(model))), {}
+            return _read_json(path / "config.json"), None
+        files = resolve(model, args.revision)
+        return read_raw_config(files), files
+    return _read_json(_hub_config(model, args.revision)), None
 
 
-def _unquantized(config: dict[str, Any]) -> dict[str, Any]:
-    """``config``, unless it is that of a quantized model, which does not say by itself what is quantized."""
+def _method(args: EngineArgs, config: dict[str, Any], files: ModelFiles | None) -> str | Method | None:
+    """The method to price, None where weights are or become floating point; checked against ``--quantization``."""
+    from qiao.loading import quantization_of
     from qiao.quantization import method_of, settings_of
 
     settings = settings_of(config)
-    if settings is not None:
-        raise ModelError(
-            f"the config is of a model quantized by {method_of(settings).name}, and only the headers of its weights "
-            "show which layers are; give the folder that has both"
+    found: str | Method | None = quantization_of(files) if files is not None else None
+    if files is None and settings is not None:
+        found = method_of(settings)
+    name = found if isinstance(found, str) or found is None else found.name
+    if args.quantization not in (None, "none", name):
+        raise ParameterError(
+            "--quantization", f"{args.quantization!r} was asked for, but the model is {name or 'not quantized'}"
         )
-    return config
+    return None if args.quantization == "none" else found
+
+
+def _promised(files: ModelFiles | None) -> Mapping[str, QuantizedWeight]:
+    from qiao.loading import quantized_weights
+
+    return {} if files is None else quantized_weights(files)
+
+
+def _all_quantized(shape: ModelShape, method: str | Method) -> tuple[ModelShape, str]:
+    """``shape`` with each layer that is usually quantized in the form that ``method`` gives it."""
+    assert not isinstance(method, str)  # GGUF files are here, whole
+    linears = []
+    for line in shape.linears:
+        form = None if line.name in _PLAIN else method.form(f"model.layers.0.{line.name}", line.in_features)
+        linears.append(line if form is None else replace(line, scheme=form.scheme, group_size=form.group_size))
+    text = (
+        f"the config says {method.name}, and only the headers of the weights show which layers are quantized: taken to "
+        "be all but the head and routers"
+    )
+    return replace(shape, linears=tuple(linears)), text
+
+
+_PLAIN = ("lm_head", "router", "shared_expert_gate")
+"""Linear layers, by the names of ``ModelShape``, that checkpoints leave in floating point."""
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -144,12 +165,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _hub_config(model: str) -> Path:
+def _hub_config(model: str, revision: str | None) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(model, "config.json"))
+        return Path(hf_hub_download(model, "config.json", revision=revision))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
             f"{model}: no such file or folder here, and no config from the hub ({type(error).__name__}: {error}); "
@@ -169,7 +190,7 @@ def _step(batch: int, context: int, prefill: int | None, block_size: int) -> Ste
     return StepShape(prefill or batch, batch, batch, context, -(-context // block_size))
 
 
-def _show(made: Plan) -> None:
+def _show(made: Plan, assumption: str) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -193,6 +214,6 @@ def _show(made: Plan) -> None:
         add(name, "", "", part)
     console = Console()
     console.print(table)
-    for note in remarks(made):
+    for note in ([assumption] if assumption else []) + list(remarks(made)):
         if not note.startswith("REFUSED"):
             console.print(f"- {note}", markup=False, highlight=False)

@@ -46,7 +46,8 @@ class DeviceSpec:
         replay reads and writes the same memory as the recording did, and returns the same output tensors, filled anew.
         They are good until the next recording or replay over the same buffers (tensors that share a storage), so what
         is recorded over one set of buffers may share its working memory. ``function`` is run at least once; the caller
-        keeps caches and weights alive.
+        keeps caches and weights alive. The callable may have ``nbytes``, the bytes that it holds alone; the core keeps
+        fewer recordings where they hold many.
 
         Raises ``NotImplementedError``, with a reason for people, where something in ``function`` cannot be recorded: a
         value read on the host, an operator without a kernel of the device. The caller then runs it as it is. In a

@@ -28,7 +28,8 @@ from qiao.optable import OpTable
 logger = logging.getLogger(__name__)
 
 MOST_PROGRAMS = 64
-"""Programs kept; the one used longest ago goes first."""
+MOST_BYTES = 128 << 20
+"""Programs kept, and bytes that they may hold; the one used longest ago goes first."""
 
 
 class StepBuffers:
@@ -100,6 +101,7 @@ class CapturedSteps:
     def __init__(self, model: Model, ops: OpTable, config: EngineConfig, caches: list[KVCache]) -> None:
         self._model, self._ops, self._caches = model, ops, caches
         self._programs: OrderedDict[int, Callable[[], Replayed]] = OrderedDict()
+        self._nbytes: dict[int, int] = {}
         self._sizes = tuple(sorted(n for n in set(ops.capture_sizes) if n <= config.max_num_seqs))
         self.steps = 0
         self.refusal = ""
@@ -132,6 +134,11 @@ class CapturedSteps:
         self.steps += 1
         return found if size == count else Replayed(found.logits[:count], None)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the programs hold, each alone, as far as the device says."""
+        return sum(self._nbytes.values())
+
     def _size(self, count: int) -> int:
         """Rows of the program for ``count`` sequences, 0 where there is none: they are more than the largest holds."""
         if not self._ops.capture_sizes:
@@ -148,6 +155,7 @@ class CapturedSteps:
         except NotImplementedError as error:
             self.refusal = str(error)
             self._programs.clear()
+            self._nbytes.clear()
             logger.info("decode steps are not captured: %s", error)
             return None
 
@@ -155,9 +163,16 @@ class CapturedSteps:
             return Replayed(*replay())
 
         self._programs[size] = program
-        if len(self._programs) > max(MOST_PROGRAMS, len(self._sizes)):
-            self._programs.popitem(last=False)
+        self._nbytes[size] = int(getattr(replay, "nbytes", 0))
+        self._forget()
         return program
+
+    def _forget(self) -> None:
+        """Drop programs used long ago while there are too many; never the newest, nor one of the device's sizes."""
+        for size in [n for n in self._programs if n not in self._sizes][:-1]:
+            if len(self._programs) <= MOST_PROGRAMS and self.nbytes <= MOST_BYTES:
+                return
+            del self._programs[size], self._nbytes[size]
 
     def _step(
         self,

@@ -10,6 +10,7 @@ import psutil
 
 from qiao.contract import ModelShape
 from qiao.errors import ParameterError
+from qiao.processors import control_groups
 
 try:
     import resource
@@ -84,24 +85,6 @@ def _reclaimable(path: Path, name: str) -> int:
         return 0
 
 
-def _groups(root: Path, mount: Path, controller: str) -> Iterator[Path]:
-    """Folders of this process's cgroup and of its parents; the mount itself serves containers that see no more."""
-    path = "/"
-    try:
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, names, where = line.split(":", 2)
-            if controller in names.split(","):
-                path = where
-    except (OSError, ValueError):
-        pass
-    folder = mount / path.strip("/")
-    while folder != mount:
-        if ".." not in folder.parts:
-            yield folder
-        folder = folder.parent
-    yield mount
-
-
 def _limits(name: str, folders: Iterator[Path], files: tuple[str, str], cache: str) -> Iterator[tuple[str, int, int]]:
     tightest: tuple[str, int, int] | None = None
     for folder in folders:
@@ -119,14 +102,13 @@ def _limits(name: str, folders: Iterator[Path], files: tuple[str, str], cache: s
 
 
 def _cgroup_v2(root: Path) -> Iterator[tuple[str, int, int]]:
-    mount = root / "sys/fs/cgroup"
-    yield from _limits("cgroup v2", _groups(root, mount, ""), ("memory.max", "memory.current"), "inactive_file")
+    folders = control_groups("memory", root)
+    yield from _limits("cgroup v2", folders, ("memory.max", "memory.current"), "inactive_file")
 
 
 def _cgroup_v1(root: Path) -> Iterator[tuple[str, int, int]]:
     files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    folders = _groups(root, root / "sys/fs/cgroup/memory", "memory")
-    yield from _limits("cgroup v1", folders, files, "total_inactive_file")
+    yield from _limits("cgroup v1", control_groups("memory", root), files, "total_inactive_file")
 
 
 def _rlimits(root: Path) -> Iterator[tuple[str, int, int]]:

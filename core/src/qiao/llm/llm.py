@@ -7,17 +7,19 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 from transformers import PreTrainedTokenizerBase
 
 from qiao.engine.request import EngineRequest, EngineStats, SequenceOutput
-from qiao.errors import KernelError, OverloadedError, ParameterError, UsageError
+from qiao.errors import KernelError, OverloadedError, ParameterError, PromptTooLongError, UsageError
 from qiao.frontend import Frontend, OutputProcessor
 from qiao.llm.arguments import engine_args
+from qiao.llm.beam_search import search
 from qiao.llm.prompts import Message, Prompt, conversations, for_each, prompt_list, prompt_parts
-from qiao.outputs import RequestOutput
-from qiao.sampling_params import SamplingParams
+from qiao.outputs import BeamSearchOutput, RequestOutput
+from qiao.sampling_params import BeamSearchParams, SamplingParams
 
 
 class LLM:
@@ -129,25 +131,45 @@ class LLM:
         self._engine.reset_prefix_cache()
         return True
 
-    def beam_search(self, *args: Any, **kwargs: Any) -> Any:
-        """Not there yet; raises ``UsageError``."""
-        raise _not_yet("beam_search", "use generate with n > 1")
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """The ``beam_width`` best continuations of each prompt, best first.
 
-    def encode(self, *args: Any, **kwargs: Any) -> Any:
-        """Not there yet; raises ``UsageError``."""
-        raise _not_yet("encode", "only text generation is served")
+        A step of the search is an ordinary request of one token for each beam, whose prefix is in the cache. Raises as
+        ``generate``, and ``ParameterError`` where ``2 * beam_width`` is more than ``max_logprobs``.
+        """
+        _no_lora(lora_request)
+        limit = self.args.max_logprobs
+        if 0 <= limit < 2 * params.beam_width:
+            raise ParameterError("beam_width", f"needs LLM(..., max_logprobs={2 * params.beam_width}), it is {limit}")
+        processors = self._processors(prompt_list(prompts), SamplingParams(max_tokens=params.max_tokens), None)
+        ids = [list(processor.request.prompt_token_ids) for processor in processors]
+        longest = max(map(len, ids), default=0)
+        if longest + params.max_tokens > self.info.max_model_len:
+            raise PromptTooLongError(
+                f"a prompt of {longest} tokens and {params.max_tokens} new ones do not fit into the context of "
+                f"{self.info.max_model_len}"
+            )
+        with _progress(params.max_tokens, use_tqdm) as advance:
+            found = search(self._one_token, ids, params, self.info.eos_token_ids, advance)
+        for beams in found:
+            for beam in beams:
+                beam.text = self._frontend.table.decode(beam.tokens, skip_special_tokens=True)
+        return [BeamSearchOutput(beams) for beams in found]
 
-    def embed(self, *args: Any, **kwargs: Any) -> Any:
-        """Not there yet; raises ``UsageError``."""
-        raise _not_yet("embed", "only text generation is served")
+    def _one_token(self, prompts: list[list[int]], params: SamplingParams) -> list[RequestOutput]:
+        return self.generate(prompts, params, use_tqdm=False)
 
-    def classify(self, *args: Any, **kwargs: Any) -> Any:
-        """Not there yet; raises ``UsageError``."""
-        raise _not_yet("classify", "only text generation is served")
-
-    def score(self, *args: Any, **kwargs: Any) -> Any:
-        """Not there yet; raises ``UsageError``."""
-        raise _not_yet("score", "only text generation is served")
+    def __getattr__(self, name: str) -> Any:
+        """vLLM's methods that are not there are refused when called, with what to do instead."""
+        if name in _NOT_THERE:
+            return partial(_refuse, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _processors(
         self,
@@ -244,8 +266,19 @@ def _no_lora(lora_request: Any) -> None:
         raise ParameterError("lora_request", "LoRA adapters are not supported yet")
 
 
-def _not_yet(name: str, instead: str) -> UsageError:
-    return UsageError(f"LLM.{name} is not there yet; {instead}")
+_NO_POOLING = "only text generation is served; embeddings and scores need a pooling model's server"
+
+_NOT_THERE: Mapping[str, str] = {
+    **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), _NO_POOLING),
+    **dict.fromkeys(("sleep", "wake_up"), "delete the LLM to free its memory, and make it again"),
+    **dict.fromkeys(("start_profile", "stop_profile"), "profile the process, for example with py-spy"),
+    **dict.fromkeys(("collective_rpc", "apply_model"), "there is one worker, in this process"),
+}
+"""vLLM's methods, and what to do instead."""
+
+
+def _refuse(name: str, *args: Any, **kwargs: Any) -> NoReturn:
+    raise UsageError(f"LLM.{name} is not there: {_NOT_THERE[name]}")
 
 
 def _progress(total: int, show: bool) -> Any:

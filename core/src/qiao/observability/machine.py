@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from qiao.processors import allowed_cpus, cpu_quota
 
 try:
     import resource
@@ -57,16 +58,10 @@ def read_cpu(root: Path = Path("/"), architecture: str = "", usable: int | None 
         architecture=machine,
         features=features,
         cores=cores,
-        usable=usable if usable is not None else _affinity(),
+        usable=usable if usable is not None else len(allowed_cpus()),
         quota=cpu_quota(root),
         vector=any(f in features for f in known["wide"].get(family, ())),
     )
-
-
-def cpu_quota(root: Path = Path("/")) -> float | None:
-    """The tightest CPU quota of this process's cgroups (v1 and v2) in cores, None where there is none."""
-    found = [*_quotas_v2(root), *_quotas_v1(root)]
-    return min(found) if found else None
 
 
 def open_files_limit() -> int | None:
@@ -81,13 +76,6 @@ def _known_cpus() -> dict[str, Any]:
     text = files("qiao.observability").joinpath("known_cpus.json").read_text(encoding="utf-8")
     data: dict[str, Any] = json.loads(text)
     return data
-
-
-def _affinity() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
 
 
 def _cpuinfo(root: Path) -> list[tuple[str, str]]:
@@ -123,43 +111,3 @@ def _kind(info: list[tuple[str, str]], known: dict[str, Any]) -> str:
     if not maker:
         return ""
     return f"{known['implementers'].get(maker, maker)} {known['parts'].get(f'{maker}:{part}', part)}".strip()
-
-
-def _folders(root: Path, mount: Path, controller: str) -> Iterator[Path]:
-    """This process's cgroup and its parents below ``mount``."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    path = ""
-    for line in lines:
-        parts = line.split(":", 2)
-        if len(parts) == 3 and controller in parts[1].split(","):
-            path = parts[2].strip("/")
-    folder = mount / path
-    while folder != mount and ".." not in folder.parts:
-        yield folder
-        folder = folder.parent
-    yield mount
-
-
-def _quotas_v2(root: Path) -> Iterator[float]:
-    for folder in _folders(root, root / "sys/fs/cgroup", ""):
-        try:
-            quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
-        except (OSError, ValueError):
-            continue
-        if quota != "max":
-            yield int(quota) / int(period)
-
-
-def _quotas_v1(root: Path) -> Iterator[float]:
-    for name in ("cpu", "cpu,cpuacct"):
-        for folder in _folders(root, root / "sys/fs/cgroup" / name, "cpu"):
-            try:
-                quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="utf-8"))
-                period = int((folder / "cpu.cfs_period_us").read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                continue
-            if quota > 0 and period > 0:
-                yield quota / period

@@ -14,7 +14,7 @@ import torch
 
 from qiao.errors import ModelError
 from qiao.quantization.packing import expect, groups_of, integer_form, integer_weight, number, promised, unpack
-from qiao.quantization.weight import QuantizedWeight
+from qiao.quantization.weight import QuantizedWeight, WeightForm
 
 _BITS = 4
 GEMM_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -46,7 +46,11 @@ class AWQ:
             )
         first, second = shapes["qweight"]
         rows, columns = (second * 8, first) if self._order == "gemm" else (first, second * 8)
-        return promised(integer_form(_BITS, self._group, columns), rows, columns)
+        return promised(self.form(module, columns), rows, columns)
+
+    def form(self, module: str, columns: int) -> WeightForm:
+        """By the settings alone."""
+        return integer_form(_BITS, self._group, columns)
 
     def weight(self, module: str, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
         """The weight of ``module`` [O, I]."""

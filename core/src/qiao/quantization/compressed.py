@@ -56,18 +56,22 @@ class CompressedTensors:
 
     def promise(self, module: str, shapes: Mapping[str, tuple[int, ...]]) -> QuantizedWeight:
         """The weight's form and shape from the shapes of its parts."""
-        group = self._of(module)
-        weights = group["weights"]
         if "weight_packed" in shapes:
             rows, words = shapes["weight_packed"]
-            columns = words * 32 // weights["num_bits"]
+            columns = words * 32 // self._of(module)["weights"]["num_bits"]
         else:
             rows, columns = shapes["weight"]
+        return promised(self.form(module, columns), rows, columns)
+
+    def form(self, module: str, columns: int) -> WeightForm:
+        """By the settings alone."""
+        group = self._of(module)
+        weights = group["weights"]
         if weights["type"] == "float":
-            return promised(FP8_FORM, rows, columns)
-        form = integer_form(weights["num_bits"], _group_size(weights), columns)
-        asymmetric = not weights.get("symmetric", True)
-        return promised(WeightForm("w8a8") if _rounds_activations(group) and not asymmetric else form, rows, columns)
+            return FP8_FORM
+        if _rounds_activations(group) and weights.get("symmetric", True):
+            return WeightForm("w8a8")
+        return integer_form(weights["num_bits"], _group_size(weights), columns)
 
     def weight(self, module: str, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
         """The weight of ``module`` [O, I]."""

@@ -34,6 +34,10 @@ class FP8:
         rows, columns = shapes["weight"]
         return None if self._block else promised(FORM, rows, columns)
 
+    def form(self, module: str, columns: int) -> WeightForm | None:
+        """By the settings alone."""
+        return None if self._block else FORM
+
     def weight(self, module: str, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """The weight of ``module`` [O, I]."""
         values = tensors["weight"]

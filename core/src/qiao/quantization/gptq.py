@@ -16,7 +16,7 @@ import torch
 
 from qiao.errors import ModelError
 from qiao.quantization.packing import expect, groups_of, integer_form, integer_weight, number, promised, unpack
-from qiao.quantization.weight import QuantizedWeight
+from qiao.quantization.weight import QuantizedWeight, WeightForm
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,10 @@ class GPTQ:
         bits, group = self._size(self._of(module))
         rows, columns = shapes["qweight"][1], shapes["qweight"][0] * 32 // bits
         return promised(integer_form(bits, group, columns), rows, columns)
+
+    def form(self, module: str, columns: int) -> WeightForm:
+        """By the settings alone."""
+        return integer_form(*self._size(self._of(module)), columns)
 
     def weight(self, module: str, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
         """The weight of ``module`` [O, I]."""

@@ -13,7 +13,7 @@ from qiao.quantization.awq import AWQ
 from qiao.quantization.compressed import CompressedTensors
 from qiao.quantization.fp8 import FP8
 from qiao.quantization.gptq import GPTQ
-from qiao.quantization.weight import QuantizedWeight, Weight
+from qiao.quantization.weight import QuantizedWeight, Weight, WeightForm
 
 
 class Method(Protocol):
@@ -42,6 +42,10 @@ class Method(Protocol):
 
         Raises ``ModelError`` where the settings leave ``module`` out.
         """
+        ...
+
+    def form(self, module: str, columns: int) -> WeightForm | None:
+        """How ``module``, a linear layer of ``columns`` inputs, is kept; None for floating point. Raises as above."""
         ...
 
     def weight(self, module: str, tensors: Mapping[str, torch.Tensor]) -> Weight:

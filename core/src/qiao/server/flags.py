@@ -14,8 +14,6 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from qiao.config import EngineArgs
 from qiao.errors import ParameterError
 from qiao.server.args import ServerArgs, keys_from_environment
@@ -116,6 +114,8 @@ class _Reader:
         """Fill from ``--config`` what the command line left open."""
         if self._config is None:
             return
+        import yaml
+
         given, self.values = self.values, {}
         try:
             content = yaml.safe_load(Path(self._config).read_text(encoding="utf-8")) or {}

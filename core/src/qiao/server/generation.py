@@ -10,7 +10,7 @@ from contextlib import aclosing
 from qiao.engine.request import EngineRequest, SequenceOutput
 from qiao.errors import OverloadedError
 from qiao.frontend import OutputDelta
-from qiao.observability import FinishedRequest
+from qiao.observability.metrics import FinishedRequest
 from qiao.outputs import RequestOutput
 from qiao.server.state import ServerState
 

@@ -24,7 +24,8 @@ from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo
 from qiao.errors import ParameterError
 from qiao.frontend import Frontend, TextFiles
-from qiao.observability import Metrics, configure_logging
+from qiao.observability.logs import configure_logging
+from qiao.observability.metrics import Metrics
 from qiao.server.app import create_app
 from qiao.server.args import ServerArgs
 from qiao.server.state import ServerState

@@ -15,7 +15,7 @@ from fastapi import Request
 from qiao.config import EngineArgs
 from qiao.errors import NotFoundError
 from qiao.frontend import Frontend
-from qiao.observability import Metrics
+from qiao.observability.metrics import Metrics
 from qiao.server.args import ServerArgs
 from qiao.server.errors import ApiError
 from qiao.transport import EngineClient, EngineState

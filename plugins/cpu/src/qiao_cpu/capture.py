@@ -48,6 +48,11 @@ class _Replay:
         self._result = result
         self._kept = kept
 
+    @property
+    def nbytes(self) -> int:
+        """What the program holds beside memory that it shares with others over the same buffers."""
+        return self.program.nbytes
+
     def __call__(self) -> Any:
         self.program.replay()
         return self._result

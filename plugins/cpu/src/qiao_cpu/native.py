@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from qiao_cpu.threads import default_threads, pinned_cpus
+from qiao_cpu.threads import default_threads, node_facts, pinned_cpus
 
 ISA_VARIABLE = "QIAO_CPU_ISA"
 
@@ -128,6 +128,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "combine": (POINTER(Combine),),
     "replay": (_P, POINTER(c_int)),
     "program_size": (_P,),
+    "program_bytes": (_P,),
 }
 
 
@@ -151,6 +152,7 @@ def _load() -> ctypes.CDLL:
         getattr(library, f"qiao_cpu_{name}").restype = c_char_p
     library.qiao_cpu_program_step.argtypes, library.qiao_cpu_program_step.restype = (_P, _I), c_char_p
     library.qiao_cpu_record_begin.restype = _P
+    library.qiao_cpu_program_bytes.restype = c_long
     library.qiao_cpu_program_free.argtypes = (_P,)
     library.qiao_cpu_program_free.restype = library.qiao_cpu_record_end.restype = None
     return library
@@ -223,6 +225,11 @@ class Program:
         """The names of the calls in order."""
         count = _LIBRARY.qiao_cpu_program_size(self._handle)
         return [_LIBRARY.qiao_cpu_program_step(self._handle, i).decode() for i in range(count)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the calls and their arguments."""
+        return int(_LIBRARY.qiao_cpu_program_bytes(self._handle))
 
     def replay(self) -> None:
         """Run all calls again. Raises as ``check``, naming the call that failed."""
@@ -313,5 +320,6 @@ def facts() -> dict[str, str]:
         "kernels_usable": ", ".join(usable),
         "kernels_lacking": ", ".join(lacking),
         "threads": f"{threads()} ({default_threads()[1]})",
+        "nodes": node_facts(threads()),
     }
     return {key: value for key, value in found.items() if value}

@@ -5,83 +5,40 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from qiao.contract.processors import Core, allowed_cpus, cores, cpu_quota, granted_cpus, nodes
+
 VARIABLE = "QIAO_CPU_THREADS"
 PIN_VARIABLE = "QIAO_CPU_PIN"
 
 
-def allowed_cpus() -> list[int]:
-    """The logical processors that this process may run on."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+def usable_cores(root: Path = Path("/")) -> tuple[list[Core], str]:
+    """The cores for threads in the order in which they are taken, and what to say of them.
 
-
-def physical_cores(cpus: list[int], root: Path = Path("/")) -> list[int]:
-    """One logical processor of each core among ``cpus``; all of them where the machine does not tell."""
-    seen, out = set[str](), list[int]()
-    for cpu in cpus:
-        path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-        try:
-            core = path.read_text().strip()
-        except OSError:
-            core = str(cpu)
-        if core not in seen:
-            seen.add(core)
-            out.append(cpu)
-    return out
-
-
-def quota(root: Path = Path("/")) -> float | None:
-    """Processors that the container's control groups allow, version 2 or 1; None where there is no limit."""
-    found = [limit for folder in _folders(root) if (limit := _limit(folder)) is not None]
-    return min(found, default=None)
-
-
-def _folders(root: Path) -> list[Path]:
-    """The control groups of this process and those above them."""
-    out = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/cpu", root / "sys/fs/cgroup/cpu,cpuacct"]
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return out
-    for line in lines:
-        _, controllers, name = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = root / "sys/fs/cgroup" / controllers
-        own = Path(name.lstrip("/"))
-        out.extend(base / part for part in (own, *own.parents))
-    return out
-
-
-def _limit(folder: Path) -> float | None:
-    try:
-        if (folder / "cpu.max").exists():
-            most, period = (folder / "cpu.max").read_text().split()[:2]
-        else:
-            most, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
-        return float(most) / float(period) if most not in ("max", "-1") else None
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
+    Cores of less than half the speed of the fastest are left out: a step ends with its last thread. One is left to the
+    front end where there are more than four.
+    """
+    found = cores(root, allowed_cpus())
+    fast = [core for core in found if 2 * core.capacity >= found[0].capacity]
+    reason = f"{len(fast)} cores" if len(fast) == len(found) else f"{len(fast)} fast cores of {len(found)}"
+    if len(fast) <= 4:
+        return fast, reason
+    return fast[:-1], f"{reason}, one left to the front end"
 
 
 def default_threads(root: Path = Path("/"), wanted: int | None = None) -> tuple[int, str]:
-    """Number of threads and the reason: ``wanted``, else ``QIAO_CPU_THREADS``, else a thread a physical core.
+    """Number of threads and the reason: ``wanted``, else ``QIAO_CPU_THREADS``, else a thread a usable core.
 
-    Never more than the allowed processors and the quota. One core is left to the front end where there are more than
-    four. Raises ``ValueError`` for a number below 1 or a bad variable.
+    Never more than the allowed processors and the quota. Raises ``ValueError`` for a number below 1 or a bad variable.
     """
-    limit = quota(root)
-    allowed = allowed_cpus()
-    most = len(allowed) if limit is None else max(1, min(len(allowed), int(limit)))
+    most = granted_cpus(root, allowed_cpus())
     asked = _asked(wanted)
     if asked is not None:
         number, name = asked
         return min(number, most), name + ("" if number <= most else f", no more than {most} are allowed")
-    cpus = physical_cores(allowed, root)
-    count = len(cpus) - 1 if len(cpus) > 4 else len(cpus)
-    reason = f"{len(cpus)} cores, one left to the front end" if len(cpus) > 4 else f"{len(cpus)} cores"
-    if most < count:
-        return most, f"{reason}; the quota allows {limit:g}"
-    return max(1, count), reason
+    usable, reason = usable_cores(root)
+    if most < len(usable):
+        return most, f"{reason}; the quota allows {cpu_quota(root):g}"
+    return len(usable), reason
 
 
 def _asked(wanted: int | None) -> tuple[int, str] | None:
@@ -98,28 +55,32 @@ def _asked(wanted: int | None) -> tuple[int, str] | None:
     return int(text), f"{VARIABLE}={text}"
 
 
-def nodes(root: Path = Path("/")) -> dict[int, list[int]]:
-    """The memory nodes that have processors, each with them; empty where the machine does not tell."""
-    found: dict[int, list[int]] = {}
-    for folder in sorted(root.glob("sys/devices/system/node/node[0-9]*")):
-        try:
-            cpus = parse_cpus((folder / "cpulist").read_text())
-            number = int(folder.name.removeprefix("node"))
-        except (OSError, ValueError):
-            continue
-        if cpus:
-            found[number] = cpus
-    return dict(sorted(found.items()))
+def pinned_cpus(count: int, root: Path = Path("/")) -> tuple[int, ...]:
+    """The processor of each thread where ``QIAO_CPU_PIN`` is 1 and there is a core for each, else none."""
+    usable = cores(root, allowed_cpus())
+    if os.environ.get(PIN_VARIABLE) != "1" or count > len(usable):
+        return ()
+    return tuple(core.cpu for core in usable[:count])
 
 
-def parse_cpus(text: str) -> list[int]:
-    """``0-3,8`` as numbers, as the kernel writes lists. Raises ``ValueError`` for anything else."""
-    out: list[int] = []
-    for part in text.strip().split(","):
-        if part:
-            first, _, last = part.partition("-")
-            out.extend(range(int(first), int(last or first) + 1))
-    return out
+def _used_nodes(root: Path) -> dict[int, int]:
+    """The memory nodes that the process may run on, each with its usable processors."""
+    allowed = set(allowed_cpus())
+    return {node: len(allowed & set(cpus)) for node, cpus in nodes(root).items() if allowed & set(cpus)}
+
+
+def node_facts(count: int, root: Path = Path("/")) -> str:
+    """For reports: the machine's memory nodes and on which of them ``count`` threads run; empty where it has no files.
+
+    Threads that are not pinned go where the system puts them, among the processors that are allowed.
+    """
+    all_nodes, pinned = nodes(root), pinned_cpus(count, root)
+    if not all_nodes:
+        return ""
+    listed = ", ".join(f"node {node}: {len(cpus)} processors" for node, cpus in all_nodes.items())
+    on = sorted({node for node, cpus in all_nodes.items() if set(cpus) & set(pinned)}) or sorted(_used_nodes(root))
+    where = f"threads {'pinned to' if pinned else 'on'} node{'s' * (len(on) > 1)} {', '.join(map(str, on))}"
+    return f"{len(all_nodes)} ({listed}); {where}"
 
 
 def node_advice(root: Path = Path("/")) -> str:
@@ -127,8 +88,7 @@ def node_advice(root: Path = Path("/")) -> str:
 
     Packed weights lie where the packing thread touched them, so half of the reads of two nodes go to the other one.
     """
-    allowed = set(allowed_cpus())
-    used = {node: len(allowed & set(cpus)) for node, cpus in nodes(root).items() if allowed & set(cpus)}
+    used = _used_nodes(root)
     if len(used) < 2:
         return ""
     listed = ", ".join(f"node {node}: {count} processors" for node, count in used.items())
@@ -136,10 +96,3 @@ def node_advice(root: Path = Path("/")) -> str:
         f"{len(used)} memory nodes ({listed}): one server a node (numactl --cpunodebind=N --membind=N), "
         "or numactl --interleave=all for one over all"
     )
-
-
-def pinned_cpus(count: int) -> tuple[int, ...]:
-    """The processor of each thread where ``QIAO_CPU_PIN`` is 1, else none."""
-    if os.environ.get(PIN_VARIABLE) != "1":
-        return ()
-    return tuple(physical_cores(allowed_cpus())[:count])

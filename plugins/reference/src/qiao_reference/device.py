@@ -13,8 +13,6 @@ import torch
 from qiao.contract import Capabilities, DeviceInfo, MemoryInfo, hookimpl
 from torch.utils import _pytree as pytree
 
-from qiao_reference.memory import free_and_total
-
 
 def _cpu_model() -> str:
     """The name that the kernel gives, or the machine's architecture where it gives none (most Arm systems)."""
@@ -32,7 +30,7 @@ def _cpu_model() -> str:
 def probe_devices() -> list[DeviceInfo]:
     """The host itself, with the lowest score that still claims a machine."""
     evidence = f"{_cpu_model()}, {os.cpu_count()} logical cores, torch {torch.__version__}"
-    return [DeviceInfo("reference:0", "cpu", "cpu", 1, evidence, free_and_total().total)]
+    return [DeviceInfo("reference:0", "cpu", "cpu", 1, evidence, memory_info("cpu").total)]
 
 
 @hookimpl
@@ -49,8 +47,9 @@ def capabilities(chip: str) -> Capabilities:
 
 @hookimpl
 def memory_info(device: str) -> MemoryInfo:
-    """What this process may still take: the least of machine, control groups and resource limits."""
-    return free_and_total()
+    """What the machine has; the core takes the limits of the container into account by itself."""
+    memory = psutil.virtual_memory()
+    return MemoryInfo(int(memory.available), int(memory.total))
 
 
 @hookimpl

@@ -29,6 +29,7 @@ from qiao.server.protocol.chat import (
 from qiao.server.routes.shared import (
     ERRORS,
     FINGERPRINT,
+    Sent,
     UsageCounter,
     counted,
     finish_reason,
@@ -147,7 +148,8 @@ class ChatCall:
     async def stream(self, request: EngineRequest) -> AsyncGenerator[bytes, None]:
         """The role of each answer, then what is new as it comes, then the usage if asked for."""
         last, each = wants_usage(self._body.stream_options, self._state.server_args.enable_force_include_usage)
-        sent = {index: Sent(self._text_events(index, last)) for index in range(request.params.n)}
+        sent = [Sent(self._shows_tokens) for _ in range(request.params.n)]
+        events = [self._text_events(index, last) for index in range(request.params.n)]
         plain = not (each or self._shows_tokens)
         opened = False
         with counted(self._state):
@@ -161,10 +163,11 @@ class ChatCall:
                     for answer in result.outputs:
                         progress = sent[answer.index]
                         if plain and answer.finish_reason is None:
-                            if text := progress.new_text(answer):
-                                yield progress.events.fill(text)
-                        elif (choice := self._news(answer, progress)) is not None:
-                            yield self._event(choice, last, each)
+                            if text := progress.text(answer):
+                                progress.advance(answer)
+                                yield events[answer.index].fill(text)
+                        elif progress.has_news(answer):
+                            yield self._event(self._news(answer, progress), last, each)
         if last:
             usage = self._usage.total()
             yield event(ChatChunk(**self._base, object="chat.completion.chunk", choices=[], usage=usage))
@@ -194,16 +197,11 @@ class ChatCall:
             chunk.prompt_token_ids = list(opening.prompt_token_ids)
         return event(chunk)
 
-    def _news(self, answer: CompletionOutput, sent: Sent) -> ChunkChoice | None:
-        shows_tokens = self._shows_tokens
-        grown = len(answer.text) > sent.characters or (shows_tokens and len(answer.token_ids) > sent.tokens)
-        if sent.ended or not (grown or answer.finish_reason):
-            return None
-        text = answer.text[sent.characters :]
-        delta = Delta(content=text) if text or shows_tokens else Delta()
+    def _news(self, answer: CompletionOutput, sent: Sent) -> ChunkChoice:
+        text = sent.text(answer)
         choice = ChunkChoice(
             index=answer.index,
-            delta=delta,
+            delta=Delta(content=text) if text or self._shows_tokens else Delta(),
             logprobs=self._logprobs(answer, sent.tokens),
             finish_reason=finish_reason(answer),
         )
@@ -211,22 +209,5 @@ class ChatCall:
             choice.stop_reason = answer.stop_reason
         if self._body.return_token_ids:
             choice.token_ids = list(answer.token_ids[sent.tokens :])
-        sent.characters, sent.tokens = len(answer.text), len(answer.token_ids)
-        sent.ended = answer.finish_reason is not None
+        sent.advance(answer)
         return choice
-
-
-class Sent:
-    """How far one answer has been sent."""
-
-    def __init__(self, events: TextEvents) -> None:
-        self.events = events
-        self.characters = 0
-        self.tokens = 0
-        self.ended = False
-
-    def new_text(self, answer: CompletionOutput) -> str:
-        """What ``answer`` has gained since the last call; it counts as sent."""
-        text = answer.text[self.characters :]
-        self.characters, self.tokens = len(answer.text), len(answer.token_ids)
-        return text

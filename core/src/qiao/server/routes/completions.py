@@ -24,6 +24,7 @@ from qiao.server.protocol.completions import (
 from qiao.server.routes.shared import (
     ERRORS,
     FINGERPRINT,
+    Sent,
     UsageCounter,
     counted,
     finish_reason,
@@ -195,30 +196,13 @@ class CompletionCall:
         return self._naming
 
 
-class ChoiceCursor:
-    """How far one answer has been sent."""
+class ChoiceCursor(Sent):
+    """``Sent`` with the log-probabilities of what is new."""
 
     def __init__(self, call: CompletionCall, prompt: str | None) -> None:
+        super().__init__(call.shows_tokens, (prompt or "") if call.body.echo else "")
         self._body = call.body
-        self._shows_tokens = call.shows_tokens
-        self._prompt = (prompt or "") if call.body.echo else ""
         self._builder = CompletionLogprobsBuilder(call.naming, call.body.skip_special_tokens is not False)
-        self._characters = 0
-        self.tokens = 0
-        self.fresh = True
-        self._ended = False
-
-    def has_news(self, answer: CompletionOutput) -> bool:
-        """Whether a chunk is due: new text, new tokens that the client asked to see, or the end."""
-        if self._ended:
-            return False
-        grown = len(answer.text) > self._characters or (self._shows_tokens and len(answer.token_ids) > self.tokens)
-        return grown or answer.finish_reason is not None or (self.fresh and bool(self._prompt))
-
-    def text(self, answer: CompletionOutput) -> str:
-        """The new text, behind the echoed prompt the first time."""
-        new = answer.text[self._characters :]
-        return self._prompt + new if self.fresh else new
 
     def logprobs(self, result: RequestOutput, answer: CompletionOutput) -> CompletionLogprobs | None:
         """Entries for the new tokens, behind those of the echoed prompt the first time."""
@@ -234,8 +218,3 @@ class ChoiceCursor:
         tokens += answer.token_ids[self.tokens :]
         candidates += (answer.logprobs or [])[self.tokens :]
         return self._builder.build(tokens, candidates)
-
-    def advance(self, answer: CompletionOutput) -> None:
-        """All of ``answer`` has been sent."""
-        self._characters, self.tokens, self.fresh = len(answer.text), len(answer.token_ids), False
-        self._ended = answer.finish_reason is not None

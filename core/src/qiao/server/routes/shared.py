@@ -88,3 +88,32 @@ def wants_usage(options: StreamOptions | None, forced: bool) -> tuple[bool, bool
     """Whether a last chunk carries the usage, and whether every chunk does."""
     each = options is not None and options.continuous_usage_stats
     return forced or each or (options is not None and options.include_usage), each
+
+
+class Sent:
+    """How far one answer has been sent. ``prompt`` is text that goes before it; ``fresh`` until the first chunk."""
+
+    def __init__(self, shows_tokens: bool, prompt: str = "") -> None:
+        self._shows_tokens = shows_tokens
+        self._prompt = prompt
+        self._characters = 0
+        self.tokens = 0
+        self.fresh = True
+        self._ended = False
+
+    def has_news(self, answer: CompletionOutput) -> bool:
+        """Whether a chunk is due: new text, new tokens that the client asked to see, or the end."""
+        if self._ended:
+            return False
+        grown = len(answer.text) > self._characters or (self._shows_tokens and len(answer.token_ids) > self.tokens)
+        return grown or answer.finish_reason is not None or (self.fresh and bool(self._prompt))
+
+    def text(self, answer: CompletionOutput) -> str:
+        """The new text, behind the prompt the first time."""
+        new = answer.text[self._characters :]
+        return self._prompt + new if self.fresh else new
+
+    def advance(self, answer: CompletionOutput) -> None:
+        """All of ``answer`` has been sent."""
+        self._characters, self.tokens, self.fresh = len(answer.text), len(answer.token_ids), False
+        self._ended = answer.finish_reason is not None
