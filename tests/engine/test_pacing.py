@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from qiao.config import EngineArgs
+from qiao.engine import Engine
 from qiao.engine.pacing import MIN_CHUNK, Pacer
 from qiao.errors import ParameterError
 
 from tests.support.engine import attention as plain_attention
-from tests.support.engine import make_engine, make_ops, request, run
+from tests.support.engine import LAYERS, make_engine, make_ops, request, run
 
 MOST = 2048
 
@@ -151,6 +153,50 @@ def test_a_long_prompt_leaves_running_answers_their_pace_and_changes_no_token() 
     plain = run(make_engine(**config), made)
     assert tokens["long"] == plain.of("long")
     assert tokens["short"] == plain.of("short")[10:]
+
+
+def loaded(target: float | None) -> tuple[list[float], float, dict[str, list[int]], Engine]:
+    """Five running answers, and a long prompt every 50 ms: seconds of steps with answers, of all, and the tokens.
+
+    A prompt token takes 0.1 ms on the simulated clock, so prompts alone are four fifths of the machine's work.
+    """
+    now = 0.0
+
+    def attention(query, cache, metadata, *rest):
+        nonlocal now
+        prompt = sum(n for n in metadata.query_lens if n > 1)
+        now += (0.002 + 2e-4 * (len(metadata.query_lens)) + 1e-4 * prompt) / LAYERS
+        return plain_attention(query, cache, metadata, *rest)
+
+    config = {"num_blocks": 600, "max_model_len": 512, "max_num_batched_tokens": 500, "max_num_seqs": 32}
+    engine = make_engine(ops=make_ops(attention=attention), clock=lambda: now, tpot_target=target, **config)
+    for i in range(5):
+        engine.add_request(request(f"short{i}", [i + 1, 2, 3], max_tokens=150))
+    arrivals = [
+        (0.05 + 0.05 * i, request(f"long{i}", [(7 * i + j) % 90 for j in range(400)], max_tokens=8)) for i in range(12)
+    ]
+    tokens: dict[str, list[int]] = defaultdict(list)
+    steps = []
+    while engine.has_work() or arrivals:
+        while arrivals and arrivals[0][0] <= now:
+            engine.add_request(arrivals.pop(0)[1])
+        running, began = engine.stats().running, now
+        for output in engine.step():
+            tokens[output.request_id] += output.token_ids
+        if running:
+            steps.append(now - began)
+    return steps, now, dict(tokens), engine
+
+
+def test_a_loaded_engine_keeps_its_pace_and_answers_everything() -> None:
+    free_steps, free_end, free_tokens, _ = loaded(None)
+    steps, end, tokens, engine = loaded(0.012)
+    assert sorted(free_steps)[-12] > 0.04, "without a target long prompts hold answers up"
+    assert max(steps[6:]) <= 0.012 * 1.15, "with one, once what prompts cost has been seen"
+    assert tokens == free_tokens and len(tokens) == 17
+    assert end < 1.6 * free_end, "prompts are computed in smaller parts, not left waiting"
+    budget = engine.stats().prompt_budget
+    assert budget is not None and budget >= MIN_CHUNK
 
 
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, "10", True])
