@@ -14,8 +14,8 @@ from qiao.engine import Engine
 from qiao.engine.pacing import MIN_CHUNK, Pacer
 from qiao.errors import ParameterError
 
-from tests.support.engine import attention as plain_attention
 from tests.support.engine import LAYERS, make_engine, make_ops, request, run
+from tests.support.engine import attention as plain_attention
 
 MOST = 2048
 
