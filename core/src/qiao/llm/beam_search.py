@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -73,7 +74,7 @@ def _grow(search: _Search, results: Sequence[RequestOutput], width: int, ends: C
 def _best(search: _Search, params: BeamSearchParams, eos_ids: Collection[int]) -> list[BeamSearchSequence]:
     def score(beam: BeamSearchSequence) -> float:
         length = len(beam.tokens) - (beam.tokens[-1] in eos_ids)
-        return beam.cum_logprob / float(max(1, length)) ** params.length_penalty
+        return beam.cum_logprob / math.pow(max(1, length), params.length_penalty)
 
     for beam in search.beams:
         beam.finish_reason = "length"
