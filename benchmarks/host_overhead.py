@@ -95,6 +95,8 @@ def null_ops(size: int) -> OpTable:
         silu_mul=composites.silu_mul,
         gelu_mul=composites.gelu_mul,
         cap_logits=composites.cap_logits,
+        route_experts=composites.route_experts,
+        combine_experts=composites.combine_experts,
     )
 
 

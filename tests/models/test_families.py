@@ -61,7 +61,16 @@ def test_described_calls_are_the_calls_made(name):
     calls.clear()
     products.clear()
     paged.feed(ids)
-    names = ("rms_norm", "add_rms_norm", "rotary", "silu_mul", "gelu_mul", "cap_logits")
+    names = (
+        "rms_norm",
+        "add_rms_norm",
+        "rotary",
+        "silu_mul",
+        "gelu_mul",
+        "cap_logits",
+        "route_experts",
+        "combine_experts",
+    )
     light = {name: count for name, count in calls.items() if name in names}
     assert light == dict(shape.fused_calls)
     described = sorted((x.in_features, x.out_features, x.bias) for x in shape.linears for _ in range(x.count))

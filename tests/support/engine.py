@@ -108,6 +108,8 @@ def make_ops(**changes: object) -> OpTable:
         silu_mul=composites.silu_mul,
         gelu_mul=composites.gelu_mul,
         cap_logits=composites.cap_logits,
+        route_experts=composites.route_experts,
+        combine_experts=composites.combine_experts,
     )
     return replace(ops, **changes)
 

@@ -36,6 +36,8 @@ def reference_ops() -> OpTable:
         silu_mul=ref.silu_mul,
         gelu_mul=ref.gelu_mul,
         cap_logits=ref.cap_logits,
+        route_experts=ref.route_experts,
+        combine_experts=ref.combine_experts,
     )
 
 

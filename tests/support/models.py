@@ -44,6 +44,8 @@ def cpu_ops(**changes: Any) -> OpTable:
         silu_mul=reference.silu_mul,
         gelu_mul=reference.gelu_mul,
         cap_logits=reference.cap_logits,
+        route_experts=reference.route_experts,
+        combine_experts=reference.combine_experts,
     )
     return replace(table, **changes)
 

@@ -6,7 +6,7 @@ that copies activations across, calls the host's function, and counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from inspect import unwrap
 from typing import Any
@@ -20,11 +20,13 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class MatmulOps:
-    """The bound pair of one weight scheme. ``device`` is where the packed weights and biases lie."""
+    """The bound operators of one weight scheme, ``expert_matmul`` None where it is absent.
+    ``device`` is where the packed weights and biases lie."""
 
     device: str
     pack_weight: Callable[[str, Mapping[str, Tensor], WeightInfo, str], PackedWeight]
     matmul: Callable[[Tensor, PackedWeight, Tensor | None], Tensor]
+    expert_matmul: Callable[[Tensor, Sequence[PackedWeight], Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class OpTable:
     silu_mul: Callable[[Tensor], Tensor]
     gelu_mul: Callable[[Tensor], Tensor]
     cap_logits: Callable[[Tensor, float], Tensor]
+    route_experts: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
+    combine_experts: Callable[[Tensor, Tensor], Tensor]
     decode_attention: Callable[..., Tensor] | None = None
     prepare_attention: Callable[..., Any] | None = None
     rope_write_kv: Callable[..., Tensor] | None = None
@@ -79,6 +83,7 @@ def operator_of(table: OpTable, error: BaseException) -> str | None:
     for ops in table.matmul.values():
         _note_code(codes, "pack_weight", ops.pack_weight)
         _note_code(codes, "matmul", ops.matmul)
+        _note_code(codes, "expert_matmul", ops.expert_matmul)
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code in codes:

@@ -14,7 +14,7 @@ pytest_plugins = ("pytester",)
 
 NUMERIC = [
     "attention", "decode_attention", "matmul", "logprobs", "rms_norm", "silu_mul", "gelu_mul",
-    "add_rms_norm", "cap_logits",
+    "add_rms_norm", "cap_logits", "expert_matmul", "combine_experts",
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "elements.h"
+#include "experts.h"
 #include "kernels.h"
 #include "pool.h"
 #include "program.h"
@@ -180,6 +181,23 @@ QIAO_EXPORT int qiao_cpu_sample(const float* logits, long stride, const float* t
     };
     parallel(rows, task);
   });
+}
+
+// `experts` must outlive the program.
+QIAO_EXPORT int qiao_cpu_expert_matmul(const PackedWeight* experts, int count, void* x, long x_stride, int type, int rows,
+                                       const int64_t* ids, void* y) {
+  const Rows in = {x, x_stride, type}, to = {y, experts[0].out, type};
+  return recorded("expert_matmul", [=, kernels = chosen] { expert_matmul(*kernels, experts, count, in, to, rows, ids); });
+}
+QIAO_EXPORT int qiao_cpu_route_experts(void* logits, long stride, int type, int rows, int experts, int top_k, int normalise,
+                                       void* weights, int64_t* ids) {
+  const Rows in = {logits, stride, type}, to = {weights, top_k, type};
+  return recorded("route_experts", [=, kernels = chosen] { route_experts(*kernels, in, rows, experts, top_k, normalise, to, ids); });
+}
+QIAO_EXPORT int qiao_cpu_combine_experts(void* x, int type, void* weights, int weights_type, void* out, int tokens, int chosen_count,
+                                         int size) {
+  const Rows in = {x, size, type}, share = {weights, chosen_count, weights_type}, to = {out, size, type};
+  return recorded("combine_experts", [=, kernels = chosen] { combine_experts(*kernels, in, share, to, tokens, chosen_count, size); });
 }
 
 QIAO_EXPORT int qiao_cpu_copy(const Copy* args) {

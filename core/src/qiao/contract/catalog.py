@@ -166,6 +166,16 @@ _W = (
         per="linear",
         tolerance=_PRODUCT,
     ),
+    OpSpec(
+        "expert_matmul",
+        "matmul",
+        "W",
+        (_move("x", "T I"), _state("weights"), _state("experts")),
+        (_move("output", "T O"),),
+        optional=True,
+        replaces="matmul",
+        tolerance=_PRODUCT,
+    ),
 )
 
 _S = (
@@ -236,6 +246,12 @@ _FUSED = (
         (_move("output", "N V", "float32"),),
         ("logits",),
     ),
+    _light(
+        "route_experts",
+        (_move("logits", "T X"), *_plain("top_k", "normalise")),
+        (_move("weights", "T A"), _move("experts", "T A", "int64")),
+    ),
+    _light("combine_experts", (_move("x", "T A E"), _move("weights", "T A")), (_move("output", "T E"),)),
     OpSpec(
         "rope_write_kv",
         "fused",

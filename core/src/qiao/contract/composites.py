@@ -69,6 +69,22 @@ def cap_logits(logits: torch.Tensor, cap: float) -> torch.Tensor:
     return torch.tanh(logits / cap) * cap
 
 
+def route_experts(logits: torch.Tensor, top_k: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``top_k`` largest of the float32 softmax over ``logits`` [T, X], in falling order, and their experts [T, A].
+
+    The weights are of the logits' dtype; ``normalise`` makes a token's sum to 1 (arXiv 2401.04088, section 2.1).
+    """
+    weights, experts = torch.topk(torch.softmax(logits, dim=-1, dtype=torch.float32), top_k, dim=-1)
+    if normalise:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return weights.to(logits.dtype), experts
+
+
+def combine_experts(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The sum of a token's results ``x`` [T, A, E] by ``weights`` [T, A], in their order: [T, E]."""
+    return (x * weights.unsqueeze(-1)).sum(dim=1)
+
+
 def apply_penalties(logits: torch.Tensor, params: PenaltyTensors) -> torch.Tensor:
     """See ``SamplingSpec.apply_penalties``."""
     rows, vocab = logits.shape

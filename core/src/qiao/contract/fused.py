@@ -46,6 +46,16 @@ class FusedSpec:
         raise NotImplementedError
 
     @hookspec
+    def route_experts(self, logits: torch.Tensor, top_k: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Optional. Since 1.1. Replaces ``composites.route_experts``; ``logits`` [T, X], both results [T, A]."""
+        raise NotImplementedError
+
+    @hookspec
+    def combine_experts(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Optional. Since 1.1. Replaces ``composites.combine_experts``; ``x`` [T, A, E], ``weights`` [T, A]."""
+        raise NotImplementedError
+
+    @hookspec
     def rope_write_kv(
         self,
         query: torch.Tensor,

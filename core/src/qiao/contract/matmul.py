@@ -15,7 +15,7 @@ round the activations of ``w4a16`` and ``w8a16`` on the fly; it then declares a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -36,4 +36,14 @@ class MatmulSpec:
     @hookspec
     def matmul(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """``x`` [T, I] times the transposed weight plus ``bias`` [O]: [T, O] of ``x``'s dtype."""
+        raise NotImplementedError
+
+    @hookspec
+    def expert_matmul(self, x: torch.Tensor, weights: Sequence[PackedWeight], experts: torch.Tensor) -> torch.Tensor:
+        """Optional. Since 1.1. Row t of ``x`` [T, I] times the transposed weight ``experts[t]``: [T, O].
+
+        ``weights`` are those of one layer's experts, all of one scheme and shape and without ``perm``, the same
+        sequence in each call; ``experts`` [T] int64 lies where they do. Nothing of it may be read on the host where the
+        plugin captures: it is what makes a mixture of experts a fixed sequence of calls.
+        """
         raise NotImplementedError

@@ -3,7 +3,7 @@
 Letters in shapes, everywhere in the contract: T tokens of a step, B sequences of a step, N rows whose
 logits are wanted, H query heads, K key/value heads, D head size, E hidden size, V vocabulary,
 I and O a linear layer's input and output features, P block-table width, F feed-forward size, R rotated
-dimensions of a head.
+dimensions of a head, X experts of a layer, A experts that a token is sent to.
 
 Activations may be strided views (the parts of a fused projection): only the last dimension is sure to be contiguous.
 Norm weights may be float32 beside half-precision activations.

@@ -37,7 +37,7 @@ class GatedMlp:
         parts = {f"{name}.gate_proj": spec.intermediate, f"{name}.up_proj": spec.intermediate}
         self.gate_up = Linear(ops, dtype, f"{name}.gate_up_proj", hidden_size, parts, bias=spec.bias, forms=forms)
         self.down = single(ops, dtype, f"{name}.down_proj", spec.intermediate, hidden_size, bias=spec.bias, forms=forms)
-        self._act = ops.silu_mul if spec.activation == "silu" else ops.gelu_mul
+        self.activate = ops.silu_mul if spec.activation == "silu" else ops.gelu_mul
 
     def targets(self) -> dict[str, Target]:
         """Targets of both linear layers."""
@@ -45,4 +45,4 @@ class GatedMlp:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, E]; returns [T, E]."""
-        return self.down(self._act(self.gate_up(x)))
+        return self.down(self.activate(self.gate_up(x)))

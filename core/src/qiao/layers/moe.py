@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from qiao.layers.linear import single
+from qiao.contract import PackedWeight
+from qiao.layers.linear import Linear, single
 from qiao.layers.mlp import GatedMlp, MlpSpec
 from qiao.layers.weights import Target
 from qiao.optable import OpTable
@@ -29,12 +32,16 @@ class MoeSpec:
 
 
 class MoeMlp:
-    """Routing as in transformers: softmax over all experts in float32, then the ``top_k`` largest."""
+    """Routing as in transformers: softmax over all experts in float32, then the ``top_k`` largest.
+
+    Where the device has ``expert_matmul`` for the experts' weights, a layer is the same calls whatever is chosen.
+    """
 
     def __init__(
         self, ops: OpTable, dtype: torch.dtype, name: str, hidden_size: int, spec: MoeSpec, *, forms: Forms = NO_FORMS
     ) -> None:
-        self._spec = spec
+        self._spec, self._ops = spec, ops
+        self._stacks: list[_Stack | None] = []
         self._router = single(ops, dtype, f"{name}.gate", hidden_size, spec.num_experts, forms=forms)
         self._experts = [
             GatedMlp(ops, dtype, f"{name}.experts.{i}", hidden_size, spec.expert, forms=forms)
@@ -56,26 +63,40 @@ class MoeMlp:
         return found
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [T, E]; returns [T, E]. Reads the token counts of the experts on the host, once."""
-        weights, experts = self._route(x)
-        mixed = self._visit(x, weights, experts)
+        """``x`` [T, E]; returns [T, E].
+
+        Without ``expert_matmul`` the token counts of the experts are read on the host, once.
+        """
+        weights, experts = self._ops.route_experts(self._router(x), self._spec.top_k, self._spec.normalise)
+        together = self._together()
+        results = self._visit(x, experts) if together is None else self._visit_together(x, experts, *together)
+        mixed = self._ops.combine_experts(results.view(*experts.shape, -1), weights)
         if self._shared is None:
             return mixed
         return mixed + torch.sigmoid(self._shared_gate(x)) * self._shared(x)
 
-    def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        shares = torch.softmax(self._router(x), dim=-1, dtype=torch.float32)
-        weights, experts = torch.topk(shares, self._spec.top_k, dim=-1)
-        if self._spec.normalise:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights.to(x.dtype), experts
+    def _together(self) -> tuple[_Stack, _Stack] | None:
+        """Gate and up, and down, of all experts as ``expert_matmul`` takes them; None where it cannot."""
+        if not self._stacks:
+            self._stacks = [
+                _stack(self._ops, [getattr(e, part) for e in self._experts]) for part in ("gate_up", "down")
+            ]
+        first, second = self._stacks
+        return None if first is None or second is None else (first, second)
 
-    def _visit(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    def _visit_together(self, x: torch.Tensor, experts: torch.Tensor, gate_up: _Stack, down: _Stack) -> torch.Tensor:
+        """Each token once for each of its experts, in order of choice: [T * A, E]."""
+        tokens, chosen = experts.shape
+        rows = x.unsqueeze(1).expand(tokens, chosen, x.shape[1]).reshape(tokens * chosen, x.shape[1])
+        flat = experts.reshape(-1)
+        return down(self._experts[0].activate(gate_up(rows, flat)), flat)
+
+    def _visit(self, x: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """Tokens sorted by expert, one pass over each expert that got any, results put back in the token's own order.
 
-        A token's results are added in order of its choice, so its sum does not depend on the rest of the batch.
+        A token's results lie in order of its choice, so its sum does not depend on the rest of the batch.
         """
-        tokens, chosen = experts.shape
+        chosen = experts.shape[1]
         flat = experts.flatten()
         order = torch.argsort(flat, stable=True)
         counts = torch.bincount(flat, minlength=self._spec.num_experts).tolist()
@@ -83,5 +104,27 @@ class MoeMlp:
         done = [expert(piece) for expert, piece in zip(self._experts, pieces, strict=True) if piece.shape[0]]
         back = torch.empty_like(order)
         back[order] = torch.arange(order.numel(), device=order.device)
-        results = torch.cat(done).index_select(0, back).view(tokens, chosen, -1)
-        return (results * weights.unsqueeze(-1)).sum(dim=1)
+        return torch.cat(done).index_select(0, back)
+
+
+_Stack = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Rows [n, I] and the expert of each [n] to [n, O]."""
+
+
+def _stack(ops: OpTable, layers: Sequence[Linear]) -> _Stack | None:
+    """The layers as one product with a chosen weight; None where the device has none for them."""
+    weights = [weight for layer in layers if (weight := layer.alone) is not None]
+    schemes = {layer.scheme for layer in layers}
+    multiply = ops.matmul[layers[0].scheme].expert_matmul
+    if multiply is None or len(schemes) > 1 or len(weights) < len(layers):
+        return None
+    return partial(_chosen, multiply, tuple(weights))
+
+
+def _chosen(
+    multiply: Callable[[torch.Tensor, Sequence[PackedWeight], torch.Tensor], torch.Tensor],
+    weights: tuple[PackedWeight, ...],
+    x: torch.Tensor,
+    experts: torch.Tensor,
+) -> torch.Tensor:
+    return multiply(x, weights, experts)

@@ -152,6 +152,8 @@ def _light_calls(spec: DecoderSpec) -> dict[str, int]:
         if isinstance(mlp, MlpSpec):
             calls[f"{mlp.activation}_mul"] += 1
             continue
+        calls["route_experts"] += 1
+        calls["combine_experts"] += 1
         calls[f"{mlp.expert.activation}_mul"] += mlp.num_experts
         if mlp.shared is not None:
             calls[f"{mlp.shared.activation}_mul"] += 1

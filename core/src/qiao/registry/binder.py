@@ -60,7 +60,8 @@ def _same(value: Any) -> Any:
 def _matmul(scheme: str, plan: Plan, bound: dict[tuple[str, str], Function | None], device: str) -> MatmulOps:
     pack, product = bound["pack_weight", scheme], bound["matmul", scheme]
     assert pack is not None and product is not None  # required hooks are never unused
-    return MatmulOps(HOST if plan.moved(f"W[{scheme}]") else device, pack, product)
+    where = HOST if plan.moved(f"W[{scheme}]") else device
+    return MatmulOps(where, pack, product, bound["expert_matmul", scheme])
 
 
 def _function(placement: Placement, backend: Backend, counters: FallbackCounters) -> Function | None:

@@ -173,13 +173,24 @@ class Plan:
         spec = CATALOG[placement.operator]
         if placement.kind is Kind.UNUSED or self._replaced(placement.operator, step):
             return Price()
-        sites = operator_sites(spec, placement.scheme, self.shape, step)
+        sites = operator_sites(spec, placement.scheme, self._seen_by(placement), step)
         if placement.kind is not Kind.HOST or self.on_host_device:
             return calls_only(sites)
         price = fallback_price(spec, sites, self.shape.dtype)
         if any(names_group(name, placement.group) for name in self.kept):
             price += kept_state_price(spec, placement.scheme, self.shape, step)
         return price
+
+    def _seen_by(self, placement: Placement) -> ModelShape:
+        """The shape with the linear layers of the operator: ``expert_matmul``, where it is there, has experts'."""
+        if placement.operator not in ("matmul", "expert_matmul"):
+            return self.shape
+        together = self.placement("expert_matmul", placement.scheme).kind is not Kind.UNUSED
+        ours = placement.operator == "expert_matmul"
+        lines = (x for x in self.shape.linears if (together and x.rows == "X") == ours)
+        if ours:  # one call a layer for all of its experts
+            lines = (replace(x, count=min(x.count, self.shape.num_layers)) for x in lines)
+        return replace(self.shape, linears=tuple(lines))
 
     def _replaced(self, operator: str, step: StepShape) -> bool:
         """Whether a step leaves ``operator`` out in favour of a more special one."""

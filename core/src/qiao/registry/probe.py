@@ -36,6 +36,7 @@ _FEATURES = 64
 _GROUP = 32
 _TOKENS = 3
 _VOCABULARY = 32
+_EXPERTS = 4
 
 Call = tuple[str, Callable[[], Any]]
 _Record = TypeVar("_Record")
@@ -126,7 +127,7 @@ def _families(table: OpTable, plan: Plan) -> Iterator[Iterator[Call]]:
             yield _attention_calls(table, plan, shape, dtype, decode)
         yield iter([_rope_write_call(table, plan, shape, dtype)])
     for scheme in plan.shape.schemes:
-        yield _matmul_calls(table, scheme, dtype)
+        yield _matmul_calls(table, scheme, dtype, experts=plan.shape.experts_per_token > 0)
     yield from (iter([call]) for call in (*_sampling_calls(table), *_light_calls(table, plan, dtype)))
 
 
@@ -216,7 +217,7 @@ def _heads(shape: AttentionShape) -> tuple[int, int]:
     return shape.num_heads, shape.num_kv_heads
 
 
-def _matmul_calls(table: OpTable, scheme: str, dtype: torch.dtype) -> Iterator[Call]:
+def _matmul_calls(table: OpTable, scheme: str, dtype: torch.dtype, experts: bool) -> Iterator[Call]:
     state, ops = _State(), table.matmul[scheme]
     bits = {"w4a16": 4, "dense": 16}.get(scheme, 8)
     grouped = _GROUP if scheme in ("w4a16", "w8a16") else -1
@@ -230,8 +231,18 @@ def _matmul_calls(table: OpTable, scheme: str, dtype: torch.dtype) -> Iterator[C
         x = _ones((_TOKENS, _FEATURES), dtype, table.device)
         _like(x, ops.matmul(x, state.weight, None))
 
+    def chosen() -> None:
+        if ops.expert_matmul is None:
+            return
+        assert state.weight is not None  # the call before made it
+        x = _ones((_TOKENS, _FEATURES), dtype, table.device)
+        choice = torch.arange(_TOKENS).remainder(2).to(ops.device)
+        _like(x, ops.expert_matmul(x, (state.weight, state.weight), choice))
+
     yield "pack_weight", pack
     yield "matmul", product
+    if experts:
+        yield "expert_matmul", chosen
 
 
 def _weight(scheme: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -304,6 +315,15 @@ def _light_calls(table: OpTable, plan: Plan, dtype: torch.dtype) -> list[Call]:
         logits = _ones((_TOKENS, _VOCABULARY), torch.float32, device)
         _like(logits, table.cap_logits(_ones((_TOKENS, _VOCABULARY), torch.float32, device), 30.0))
 
+    def route() -> None:
+        logits = rows(_EXPERTS)
+        wanted = logits[:, :2], torch.zeros((_TOKENS, 2), dtype=torch.int64).to(device)
+        _pair(*wanted, table.route_experts(logits, 2, True))
+
+    def combine() -> None:
+        x = _ones((_TOKENS, 2, _FEATURES), dtype, device)
+        _like(x[:, 0], table.combine_experts(x, rows(2)))
+
     calls: dict[str, Callable[[], Any]] = {
         "rms_norm": norm,
         "add_rms_norm": add_norm,
@@ -311,6 +331,8 @@ def _light_calls(table: OpTable, plan: Plan, dtype: torch.dtype) -> list[Call]:
         "silu_mul": lambda: _like(rows(_FEATURES // 2), table.silu_mul(rows(_FEATURES))),
         "gelu_mul": lambda: _like(rows(_FEATURES // 2), table.gelu_mul(rows(_FEATURES))),
         "cap_logits": cap,
+        "route_experts": route,
+        "combine_experts": combine,
     }
     used = dict(plan.shape.fused_calls)
     return [(name, call) for name, call in calls.items() if not used or used.get(name)]

@@ -188,10 +188,35 @@ def cap_logits(logits: Tensor, cap: float) -> tuple[Tensor, ...]:
     return (cap * torch.tanh(logits.double() / cap),)
 
 
+def route_experts(logits: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, ...]:
+    """The largest shares of the softmax, and whose they are."""
+    shares = torch.softmax(logits.double(), dim=-1)
+    order = torch.tensor([sorted(range(len(row)), key=lambda i: -row[i])[:top_k] for row in shares.tolist()])
+    weights = shares.gather(1, order)
+    return (weights / weights.sum(1, keepdim=True) if normalise else weights), order
+
+
+def combine_experts(x: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+    """Expert by expert."""
+    out = torch.zeros(x.shape[0], x.shape[2], dtype=torch.float64)
+    for i in range(x.shape[1]):
+        out += weights[:, i, None].double() * x[:, i].double()
+    return (out,)
+
+
+def expert_matmul(x: Tensor, weights: Sequence[LooseWeight], experts: Tensor) -> tuple[Tensor, ...]:
+    """Row by row."""
+    rows = [matmul(x[i : i + 1], weights[int(e)], None)[0] for i, e in enumerate(experts)]
+    return (torch.cat(rows),)
+
+
 EXPECTED: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {
     "attention": attention,
     "decode_attention": attention,
     "matmul": matmul,
+    "expert_matmul": expert_matmul,
+    "route_experts": route_experts,
+    "combine_experts": combine_experts,
     "apply_penalties": apply_penalties,
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,

@@ -4,8 +4,18 @@ from qiao_cpu.attention import attention, decode_attention, write_kv
 from qiao_cpu.cache import allocate_kv, copy_blocks
 from qiao_cpu.capture import capture
 from qiao_cpu.device import capabilities, memory_info, probe_devices, set_threads, synchronize
-from qiao_cpu.fused import add_rms_norm, cap_logits, gelu_mul, rms_norm, rope_write_kv, rotary, silu_mul
-from qiao_cpu.matmul import matmul, pack_weight
+from qiao_cpu.fused import (
+    add_rms_norm,
+    cap_logits,
+    combine_experts,
+    gelu_mul,
+    rms_norm,
+    rope_write_kv,
+    rotary,
+    route_experts,
+    silu_mul,
+)
+from qiao_cpu.matmul import expert_matmul, matmul, pack_weight
 from qiao_cpu.sampling import sample
 
 __all__ = [
@@ -15,8 +25,10 @@ __all__ = [
     "cap_logits",
     "capabilities",
     "capture",
+    "combine_experts",
     "copy_blocks",
     "decode_attention",
+    "expert_matmul",
     "gelu_mul",
     "matmul",
     "memory_info",
@@ -25,6 +37,7 @@ __all__ = [
     "rms_norm",
     "rope_write_kv",
     "rotary",
+    "route_experts",
     "sample",
     "set_threads",
     "silu_mul",

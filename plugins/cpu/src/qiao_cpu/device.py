@@ -49,7 +49,12 @@ def capabilities(chip: str) -> Capabilities:
         kv_dtypes=("float32", "bfloat16", "float16", "int8"),
         schemes=("dense", "w4a16", "w8a16", "w8a8"),
         sdk={"torch": str(torch.__version__), **native.facts()},
-        tolerances={(f"matmul.{scheme}", dtype): ROUNDED for scheme in rounded_schemes() for dtype in ROUNDED_DTYPES},
+        tolerances={
+            (f"{hook}.{scheme}", dtype): ROUNDED
+            for hook in ("matmul", "expert_matmul")
+            for scheme in rounded_schemes()
+            for dtype in ROUNDED_DTYPES
+        },
     )
 
 

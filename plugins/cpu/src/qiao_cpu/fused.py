@@ -136,3 +136,27 @@ def cap_logits(logits: torch.Tensor, cap: float) -> torch.Tensor:
     place = (logits.data_ptr(), logits.stride(0), native.TYPES[logits.dtype])
     native.check(native.soft_cap(*place, cap, *place, *logits.shape))
     return logits
+
+
+@hookimpl
+def route_experts(logits: torch.Tensor, top_k: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``composites.route_experts``; of equal shares the lower expert comes first."""
+    logits = _rows(logits)
+    rows, experts = logits.shape
+    weights, ids = torch.empty((rows, top_k), dtype=logits.dtype), torch.empty((rows, top_k), dtype=torch.int64)
+    place = logits.data_ptr(), logits.stride(0), native.TYPES[logits.dtype]
+    status = native.route_experts(*place, rows, experts, top_k, normalise, weights.data_ptr(), ids.data_ptr())
+    native.check(status)
+    return weights, ids
+
+
+@hookimpl
+def combine_experts(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """See ``composites.combine_experts``; the sum is float32, rounded once."""
+    x, weights = x.contiguous(), weights.contiguous()
+    tokens, chosen, size = x.shape
+    out = torch.empty((tokens, size), dtype=x.dtype)
+    shares = weights.data_ptr(), native.TYPES[weights.dtype]
+    status = native.combine_experts(x.data_ptr(), native.TYPES[x.dtype], *shares, out.data_ptr(), tokens, chosen, size)
+    native.check(status)
+    return out

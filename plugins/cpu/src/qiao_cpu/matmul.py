@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from qiao.contract import PackedWeight, WeightInfo, hookimpl
@@ -125,6 +127,8 @@ class Packed(dict[str, torch.Tensor]):
         super().__init__(tensors)
         self.record = _record(scheme, info, tensors)
         self.strip, self.perm = tensors["weight"].shape[2], tensors.get("perm")
+        self.stacks: list[tuple[Sequence[PackedWeight], Any]] = []
+        """Of the first of a layer's experts: all of them, and an array of their records."""
 
 
 def _record(scheme: str, info: WeightInfo, tensors: Mapping[str, torch.Tensor]) -> native.Weight:
@@ -170,3 +174,31 @@ def matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     status = native.matmul(data.record, x.data_ptr(), x.stride(0), kind, rows, bias_data, bias_type, out.data_ptr())
     native.check(status)
     return out
+
+
+@hookimpl
+def expert_matmul(x: torch.Tensor, weights: Sequence[PackedWeight], experts: torch.Tensor) -> torch.Tensor:
+    """See ``MatmulSpec.expert_matmul``; rows of one expert are brought side by side, and its weight is read once."""
+    records = _records(weights)
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    experts = experts if experts.is_contiguous() else experts.contiguous()
+    out = torch.empty((x.shape[0], weights[0].info.out_features), dtype=x.dtype)
+    kind = native.TYPES[x.dtype]
+    where = x.data_ptr(), x.stride(0), kind, x.shape[0]
+    native.check(native.expert_matmul(records, len(weights), *where, experts.data_ptr(), out.data_ptr()))
+    return out
+
+
+def _records(weights: Sequence[PackedWeight]) -> Any:
+    """An array of the weights' records, which lives as long as the first of them, since programs keep its address."""
+    first = weights[0].data
+    assert isinstance(first, Packed)
+    for known, records in first.stacks:
+        if known is weights or (len(known) == len(weights) and all(map(operator.is_, known, weights))):
+            return records
+    assert first.strip == native.strip(), f"{weights[0].info.name} was packed for another instruction set"
+    made = [weight.data.record for weight in weights if isinstance(weight.data, Packed)]
+    assert len(made) == len(weights), "packed by another plugin"
+    records = (native.Weight * len(made))(*made)
+    first.stacks.append((weights, records))
+    return records

@@ -122,6 +122,9 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "work": (_I, _P, _L),
     "argmax": (_P, _L, _P, _I, _I),
     "sample": (_P, _L, _P, _P, _P, _P, _P, _P, _I, _I),
+    "expert_matmul": (_P, _I, _P, _L, _I, _I, _P, _P),
+    "route_experts": (_P, _L, _I, _I, _I, _I, _I, _P, _P),
+    "combine_experts": (_P, _I, _P, _I, _P, _I, _I, _I),
     "copy": (POINTER(Copy),),
     "zero": (_P, _L),
     "widen_bytes": (_P, _I, _P, _L),
@@ -179,6 +182,9 @@ soft_cap = _LIBRARY.qiao_cpu_soft_cap
 work = _LIBRARY.qiao_cpu_work
 argmax = _LIBRARY.qiao_cpu_argmax
 sample = _LIBRARY.qiao_cpu_sample
+expert_matmul = _LIBRARY.qiao_cpu_expert_matmul
+route_experts = _LIBRARY.qiao_cpu_route_experts
+combine_experts = _LIBRARY.qiao_cpu_combine_experts
 copy = _LIBRARY.qiao_cpu_copy
 zero = _LIBRARY.qiao_cpu_zero
 widen_bytes = _LIBRARY.qiao_cpu_widen_bytes

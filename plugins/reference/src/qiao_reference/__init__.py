@@ -11,8 +11,18 @@ from qiao_reference.device import (
     synchronize,
     utilization,
 )
-from qiao_reference.fused import add_rms_norm, cap_logits, gelu_mul, rms_norm, rope_write_kv, rotary, silu_mul
-from qiao_reference.matmul import matmul, pack_weight
+from qiao_reference.fused import (
+    add_rms_norm,
+    cap_logits,
+    combine_experts,
+    gelu_mul,
+    rms_norm,
+    rope_write_kv,
+    rotary,
+    route_experts,
+    silu_mul,
+)
+from qiao_reference.matmul import expert_matmul, matmul, pack_weight
 from qiao_reference.sampling import apply_penalties, logprobs, sample
 from qiao_reference.threads import set_threads
 
@@ -25,8 +35,10 @@ __all__ = [
     "capabilities",
     "capture",
     "collective_backend",
+    "combine_experts",
     "copy_blocks",
     "decode_attention",
+    "expert_matmul",
     "gelu_mul",
     "logprobs",
     "matmul",
@@ -37,6 +49,7 @@ __all__ = [
     "rms_norm",
     "rope_write_kv",
     "rotary",
+    "route_experts",
     "sample",
     "set_threads",
     "silu_mul",

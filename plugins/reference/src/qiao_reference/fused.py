@@ -49,6 +49,18 @@ def cap_logits(logits: torch.Tensor, cap: float) -> torch.Tensor:
 
 
 @hookimpl
+def route_experts(logits: torch.Tensor, top_k: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """See ``composites.route_experts``."""
+    return composites.route_experts(logits, top_k, normalise)
+
+
+@hookimpl
+def combine_experts(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """See ``composites.combine_experts``."""
+    return composites.combine_experts(x, weights)
+
+
+@hookimpl
 def rope_write_kv(
     query: torch.Tensor,
     key: torch.Tensor,

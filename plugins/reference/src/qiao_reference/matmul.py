@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from qiao.contract import PackedWeight, WeightInfo, hookimpl
@@ -94,3 +94,13 @@ def matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     if bias is not None:
         out += bias.float()
     return out.to(x.dtype)
+
+
+@hookimpl
+def expert_matmul(x: torch.Tensor, weights: Sequence[PackedWeight], experts: torch.Tensor) -> torch.Tensor:
+    """One product for each expert that is chosen."""
+    out = x.new_empty((x.shape[0], weights[0].info.out_features))
+    for expert in experts.unique().tolist():
+        rows = torch.nonzero(experts == expert)[:, 0]
+        out[rows] = matmul(x[rows], weights[expert], None)
+    return out

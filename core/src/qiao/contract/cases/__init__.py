@@ -32,6 +32,9 @@ _MAKERS: Mapping[str, Callable[[Capabilities, Random], Made]] = MappingProxyType
         "rotary": light.rotary,
         "silu_mul": light.gated,
         "gelu_mul": light.gated,
+        "expert_matmul": linear.expert_matmul,
+        "route_experts": light.route_experts,
+        "combine_experts": light.combine_experts,
         "cap_logits": light.cap_logits,
         "rope_write_kv": light.rope_write_kv,
     }

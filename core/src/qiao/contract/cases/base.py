@@ -58,13 +58,15 @@ Hooks = Mapping[str, Callable[..., Any]]
 def place(value: Any, hooks: Hooks, device: str) -> Any:
     """``value`` of a case's arguments on ``device``, in the form of the plugin whose ``hooks`` are given.
 
-    Records of tensors are taken apart, tuples and plain values pass through.
+    Records of tensors are taken apart, plain values pass through.
     """
     if isinstance(value, LooseCache):
         return place_cache(value, hooks, device)
     if isinstance(value, LooseWeight):
         packed: PackedWeight = hooks["pack_weight"](value.scheme, value.tensors, value.info, device)
         return packed
+    if isinstance(value, tuple):
+        return tuple(place(one, hooks, device) for one in value)
     if isinstance(value, torch.Tensor):
         return value.to(device, copy=True)  # a hook may change its arguments, never the case
     if isinstance(value, (AttentionMetadata, SamplingTensors, PenaltyTensors)):

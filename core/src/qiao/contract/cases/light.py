@@ -42,6 +42,24 @@ def cap_logits(capabilities: Capabilities, random: Random) -> Made:
         yield f"{rows}x{vocab}-{cap:g}", "float32", {"logits": logits, "cap": cap}, "never beyond the cap"
 
 
+def route_experts(capabilities: Capabilities, random: Random) -> Made:
+    """Few and many experts; no two logits of a row are equal, so that the choice is one."""
+    sizes = ((1, 4, 1), (5, 8, 2), (3, 60, 8))
+    for dtype, (tokens, experts, top_k), normalise in itertools.product(capabilities.dtypes, sizes, (False, True)):
+        steps = torch.stack([random.order(experts) for _ in range(tokens)]) - experts / 2
+        arguments = {"logits": (steps / 8).to(getattr(torch, dtype)), "top_k": top_k, "normalise": normalise}
+        label = f"{top_k}of{experts}-{tokens}tokens" + "-normalised" * normalise
+        yield label, dtype, arguments, "in falling order of the weights"
+
+
+def combine_experts(capabilities: Capabilities, random: Random) -> Made:
+    """One and several experts a token, even and odd sizes."""
+    for dtype, (tokens, chosen, size) in itertools.product(capabilities.dtypes, ((1, 1, 32), (5, 2, 33), (3, 8, 64))):
+        x = random.normal(tokens, chosen, size, dtype=dtype)
+        weights = random.uniform(tokens, chosen).to(getattr(torch, dtype)) / chosen
+        yield f"{tokens}x{chosen}x{size}", dtype, {"x": x, "weights": weights}, "sums in float32"
+
+
 def _angles(random: Random, tokens: int, pairs: int) -> tuple[torch.Tensor, torch.Tensor]:
     angle = random.uniform(tokens, pairs) * 6.28
     return angle.cos(), angle.sin()

@@ -65,3 +65,18 @@ def matmul(capabilities: Capabilities, random: Random) -> Made:
                 bias = random.normal(weight.info.out_features, dtype=dtype) if biased else None
                 arguments = {"x": x, "weight": weight, "bias": bias}
                 yield f"{scheme}-{label}-{tokens}tokens", dtype, arguments, "product with the value of the weight"
+
+
+def expert_matmul(capabilities: Capabilities, random: Random) -> Made:
+    """Each scheme with each dtype: experts that get no row, one and several, in no order."""
+    for scheme, dtype in itertools.product(capabilities.schemes, capabilities.dtypes):
+        made = [
+            [weight for label, weight in _weights(random, scheme, dtype) if "perm" not in weight.tensors]
+            for _ in range(4)
+        ]
+        for place in range(len(made[0])):
+            weights = tuple(each[place] for each in made)
+            for choice in ([2], [1, 3, 1, 0, 3, 1, 1]):
+                x = random.normal(len(choice), weights[0].info.in_features, dtype=dtype)
+                arguments = {"x": x, "weights": weights, "experts": torch.tensor(choice)}
+                yield f"{scheme}-{place}-{len(choice)}rows", dtype, arguments, "each row by the weight of its expert"

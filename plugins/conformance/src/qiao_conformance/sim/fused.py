@@ -66,6 +66,22 @@ def cap_logits(logits: torch.Tensor, cap: float) -> torch.Tensor:
 
 
 @hookimpl
+def route_experts(logits: torch.Tensor, top_k: int, normalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """One kernel."""
+    index = kernels.launch("route_experts", logits)
+    weights, experts = composites.route_experts(kernels.raw(logits), top_k, normalise)
+    return kernels.result("route_experts", weights, index), kernels.result("route_experts", experts, index)
+
+
+@hookimpl
+def combine_experts(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """One kernel."""
+    index = kernels.launch("combine_experts", x, weights)
+    combined = composites.combine_experts(kernels.raw(x), kernels.raw(weights))
+    return kernels.result("combine_experts", combined, index)
+
+
+@hookimpl
 def rope_write_kv(
     query: torch.Tensor,
     key: torch.Tensor,

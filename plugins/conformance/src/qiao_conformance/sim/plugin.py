@@ -9,7 +9,7 @@ Each hook counts as one launch named ``hook.<name>`` and can be made to fail wit
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from types import ModuleType
@@ -39,10 +39,12 @@ from qiao_conformance.sim.chips import chip as profile
 from qiao_conformance.sim.fused import (  # noqa: F401
     add_rms_norm,
     cap_logits,
+    combine_experts,
     gelu_mul,
     rms_norm,
     rope_write_kv,
     rotary,
+    route_experts,
     silu_mul,
 )
 from qiao_conformance.sim.knobs import setup
@@ -292,6 +294,18 @@ def matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     payload = None if bias is None else kernels.raw(bias)
     out = kernels.product(weight.scheme, kernels.raw(x), data, weight.info.group_size, payload)
     return kernels.result("matmul", out, index)
+
+
+@hookimpl
+def expert_matmul(x: torch.Tensor, weights: Sequence[PackedWeight], experts: torch.Tensor) -> torch.Tensor:
+    """One kernel, row by row."""
+    index = kernels.launch("expert_matmul", x, experts, *(t for weight in weights for t in weight.data.values()))
+    payload, out = kernels.raw(x), []
+    for row, expert in enumerate(kernels.raw(experts).tolist()):
+        weight = weights[expert]
+        data = {k: kernels.raw(v) for k, v in weight.data.items()}
+        out.append(kernels.product(weight.scheme, payload[row : row + 1], data, weight.info.group_size, None))
+    return kernels.result("expert_matmul", torch.cat(out), index)
 
 
 @hookimpl
