@@ -62,15 +62,7 @@ def test_every_engine_flag_of_serve_is_there_or_left_out_by_name() -> None:
 
 
 def test_engine_flags_reach_the_engine(chain: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    argv = (
-        "--kv-cache-dtype",
-        "int8",
-        "--max-model-len",
-        "0.5k",
-        "--enforce-eager",
-        "--drop",
-        "sample,decode_attention",
-    )
+    argv = ("--kv-cache-dtype", "int8", "--max-model-len", "0.5k", "--enforce-eager", "--drop", "rms_norm,silu_mul")
     assert run(str(chain), "x", "--raw", "--device", "reference", *argv) == 0
     assert capfd.readouterr().out == "DEF\n"
     assert run(str(chain), "x", "--kv-cache-dtype", "int7") == 2
