@@ -3,10 +3,12 @@
 from itertools import pairwise
 
 import pytest
+import qiao_reference
 import torch
+from qiao.optable import MatmulOps
 
 from tests.models.families import FAMILIES, config_of
-from tests.support.models import Paged, build, counting_ops, reference_model, token_ids
+from tests.support.models import Paged, build, counting_ops, cpu_ops, reference_model, token_ids
 
 PROMPT = 41
 TOLERANCE = 1e-4
@@ -50,6 +52,23 @@ def test_greedy_tokens_equal_generate(pair):
     assert Paged(model).greedy(prompt, 16) == want
 
 
+@pytest.mark.parametrize("name", [name for name in sorted(FAMILIES) if "moe" in name or "mixtral" in name])
+def test_experts_that_are_multiplied_together_give_the_reference_logits(name):
+    config = config_of(name)
+    reference, calls = reference_model(config), []
+
+    def expert_matmul(x, weights, experts):
+        calls.append(len(weights))
+        return qiao_reference.expert_matmul(x, weights, experts)
+
+    made = MatmulOps("cpu", qiao_reference.pack_weight, qiao_reference.matmul, expert_matmul)
+    model = build(config, reference.state_dict().items(), cpu_ops(matmul={"dense": made}))
+    ids = token_ids(PROMPT, 128)
+    torch.testing.assert_close(Paged(model).feed(ids), _wanted(reference, ids), atol=TOLERANCE, rtol=TOLERANCE)
+    experts = getattr(config, "num_experts", None) or config.num_local_experts
+    assert calls and set(calls) == {experts} and len(calls) % 2 == 0
+
+
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_described_calls_are_the_calls_made(name):
     config = config_of(name)
@@ -79,10 +98,6 @@ def test_described_calls_are_the_calls_made(name):
 
 
 def test_fused_hooks_are_used_where_present():
-    import qiao_reference
-
-    from tests.support.models import cpu_ops
-
     config = config_of("qwen3")
     seen = []
 
