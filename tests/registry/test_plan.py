@@ -187,7 +187,7 @@ def test_optional_hooks_never_move():
             made = plan(device([op.name]))
             assert on_host(made) == set(), op.name
             if op.family != "device":
-                found = made.placement(op.name)
+                found = made.placement(op.name, "dense" if op.group == "W" else "")
                 assert found.kind is (Kind.COMPOSITE if op.replaces == op.name else Kind.UNUSED)
 
 
@@ -197,6 +197,18 @@ def test_regions_with_host_operators_are_not_captured():
     assert not layers.capturable and "attention" in layers.reason
     assert sampling.capturable
     assert all(not r.capturable for r in plan(device(["capture"])).regions)
+
+
+def test_products_of_experts_are_counted_once():
+    lines = (LinearShape("o", 64, 64, LAYERS), LinearShape("experts", 64, 32, 8 * LAYERS, rows="X"))
+    shape, step = replace(llama(), linears=lines, experts_per_token=2), StepShape(3, 3, 3, 9)
+    together, apart = plan(device(), shape), plan(device(["expert_matmul"]), shape)
+    assert row(together, "matmul", step=step).price.calls == LAYERS
+    assert row(together, "expert_matmul", step=step).price.calls == LAYERS
+    assert row(apart, "matmul", step=step).price.calls == LAYERS + 3 * 2 * LAYERS
+    assert row(apart, "expert_matmul", step=step).price.calls == 0
+    moved = plan(device(["matmul"]), shape)
+    assert moved.placement("expert_matmul", "dense").kind is Kind.UNUSED
 
 
 def test_experts_are_priced_from_above_and_marked():
@@ -289,7 +301,7 @@ def test_time_is_bytes_over_speed_and_waits():
 
 
 def test_every_shape_of_the_catalog_can_be_sized():
-    letters = dict.fromkeys("TBNHKDEVIOFR", 6)
+    letters = dict.fromkeys("TBNHKDEVIOFRXA", 6)
     for op in CATALOG.values():
         for operand in (*op.args, *op.results):
             if operand.shape:
