@@ -111,7 +111,7 @@ class Plan:
         return StepPrice(
             rows,
             inputs_price(self.shape, step, device=away, kv=away and not self.moved("KV"), sample=self._samples_away),
-            outputs_price(self.shape, step, device=away, sample=self._samples_away),
+            outputs_price(self.shape, step, sample=self._samples_away, counts=away and self._visits_experts),
         )
 
     @property
@@ -152,6 +152,12 @@ class Plan:
     def render(self) -> str:
         """The plan as lines of text."""
         return report.render(self)
+
+    @property
+    def _visits_experts(self) -> bool:
+        """Whether some experts have no ``expert_matmul``, so that a step reads how many tokens each has got."""
+        schemes = {line.scheme for line in self.shape.linears if line.rows == "X"}
+        return any(self.placement("expert_matmul", scheme).kind is Kind.UNUSED for scheme in schemes)
 
     @property
     def _samples_away(self) -> bool:

@@ -204,18 +204,18 @@ def inputs_price(shape: ModelShape, step: StepShape, device: bool, kv: bool, sam
     return Price(copies_to_device=len(operands), bytes_to_device=moved)
 
 
-def outputs_price(shape: ModelShape, step: StepShape, device: bool, sample: bool) -> Price:
+def outputs_price(shape: ModelShape, step: StepShape, sample: bool, counts: bool) -> Price:
     """What the host reads in each step: the sampled tokens and, in a mixture of experts, each expert's token counts.
 
-    ``sample`` and ``device`` say whether tokens are drawn, and layers run, on the device. The counts are an upper
-    bound, as not every layer need have experts.
+    ``sample`` and ``counts`` say whether tokens are drawn on the device, and whether experts are visited there one by
+    one. The counts are an upper bound, as not every layer need have experts.
     """
     price = Price()
     if sample and step.logits:
         moved = sum(operand_bytes(o, _batch_letters(step), shape.dtype) for o in _OUTPUTS)
         price += Price(copies_to_host=len(_OUTPUTS), bytes_to_host=moved, syncs=1)
     experts = max((line.count for line in shape.linears if line.rows == "X"), default=0)
-    if device and experts:
+    if counts and experts:
         moved = experts * element_size("int64")
         layers = shape.num_layers
         price += Price(copies_to_host=layers, bytes_to_host=moved, syncs=layers, estimate=True)
