@@ -12,7 +12,7 @@ from qiao.registry.backend import backend_of
 def test_each_plugin_that_has_the_hook_is_told_once(monkeypatch, caplog):
     told = []
     monkeypatch.setattr("torch.set_num_threads", told.append)
-    monkeypatch.setattr("qiao_reference.threads.allowed", lambda: 8)
+    monkeypatch.setattr("qiao_reference.threads.granted_cpus", lambda: 8)
     set_threads(backend_of(qiao_reference, "reference"), 3)
     assert told == [3]
     with caplog.at_level("INFO", logger="qiao.build"):
