@@ -345,3 +345,21 @@ def test_lines_are_drawn_by_the_seed(model: Path, tmp_path: Path) -> None:
     assert draws[0] == draws[1] != draws[2]
     assert len(draws[0]) == 10
     assert all(len(ids) <= 3 for ids in read_samples(file, tokenizer, 10, 3, 0))
+
+
+def test_a_gguf_file_gives_the_same_as_its_folder(tmp_path: Path) -> None:
+    """Names, rows of q and k, config and tokenizer come out of the file."""
+    from tests.support.gguf import write_gguf
+    from tests.support.tokenizers import byte_alphabet
+
+    source = rand_checkpoint(tmp_path / "model", dtype="bfloat16")
+    tokens = [*byte_alphabet().values(), *(f"<{i}>" for i in range(256, VOCAB))]
+    words = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "token_type": [1] * VOCAB}
+    file = write_gguf(source, tmp_path / "m.gguf", metadata={f"tokenizer.ggml.{k}": v for k, v in words.items()})
+    run(source, tmp_path / "a", method="gptq")
+    run(file, tmp_path / "b", method="gptq")
+    one, other = stored(tmp_path / "a"), stored(tmp_path / "b")
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    tokenizer = load_tokenizer(resolve(tmp_path / "b"))
+    assert tokenizer.decode(tokenizer("abc")["input_ids"]) == "abc"

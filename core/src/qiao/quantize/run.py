@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from qiao.errors import ModelError
-from qiao.loading import ModelFiles, WeightStore, read_raw_config
+from qiao.loading import ModelFiles, WeightStore, load_tokenizer, read_raw_config
 from qiao.models import read_spec
 from qiao.models.decoder import DecoderLayer
 from qiao.optable import OpTable
@@ -92,6 +92,8 @@ class _Run:
         self._files, self._folder, self._options, self._sequences = files, folder, options, sequences
         self._config = read_raw_config(files)
         self._spec = read_spec(self._config)
+        if files.gguf is not None:
+            load_tokenizer(files)  # it is written at the end; one that cannot be read is refused now
         store = WeightStore(files)
         self._source = Source(store, self._spec)
         self._dtype = stored_dtype(self._config)
