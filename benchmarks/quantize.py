@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py setup --peers qiao --sizes 135m     # once: SmolLM2-135M-Instruct as a 16-bit folder
     python benchmarks/quantize.py make                             # quantize it, each way; goes on where it was stopped
-    python benchmarks/quantize.py score --json results/quantize.json
+    python benchmarks/quantize.py score --json results/quantize.json    # so does this; rows lie in CACHE/quantize/rows
 
 Calibration: the topics of Python's own help (``pydoc_data.topics``), cut into samples of 512 tokens. Scored is other
 text: English prose of the 18th and 19th century (``data/en.txt``), and numpy's docstrings. Weights are dequantized at
@@ -34,7 +34,7 @@ from comparison.report import table
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-GROUP, SAMPLES, DOC_CHUNKS = 64, 16, 8
+GROUP, SAMPLES, DOC_CHUNKS = 64, 16, 4
 RUNS: dict[str, tuple[str, ...]] = {
     "rtn": ("--method", "rtn"),
     "rtn-asym": ("--method", "rtn", "--asym"),
@@ -103,7 +103,8 @@ class Table:
     """Rows of figures, each against the same 16-bit logits."""
 
     def __init__(self, source: Path, work: Path, tokenizer: Tokenizer) -> None:
-        self._work = work
+        self._work, self._kept = work, work / "rows"
+        self._kept.mkdir(exist_ok=True)
         texts = {PROSE: (DATA / "en.txt").read_text(), DOCS: docstrings()}
         self._chunks = {name: list(chunks_of(tokenizer.encode(text).ids, CHUNK)) for name, text in texts.items()}
         self._chunks[DOCS] = self._chunks[DOCS][:: max(1, len(self._chunks[DOCS]) // DOC_CHUNKS)][:DOC_CHUNKS]
@@ -115,13 +116,16 @@ class Table:
         ]
 
     def add(self, title: str, folder: Path, **arguments: Any) -> None:
-        """Score ``folder``; ``arguments`` are fields of ``EngineArgs``."""
-        scorer = Scorer(folder, dtype="float32", **arguments)
-        figures = {}
-        for name, chunks in self._chunks.items():
-            figures[name] = self._figures(name, [scorer.logits(chunk) for chunk in chunks])
-        self.rows.append(self._row(title, figures, folder))
-        print(json.dumps(self.rows[-1]), flush=True)
+        """Score ``folder``, unless an earlier run did; ``arguments`` are fields of ``EngineArgs``."""
+        kept = self._kept / f"{title}.json"
+        if not kept.is_file():
+            scorer = Scorer(folder, dtype="float32", **arguments)
+            figures = {}
+            for name, chunks in self._chunks.items():
+                figures[name] = self._figures(name, [scorer.logits(chunk) for chunk in chunks])
+            kept.write_text(json.dumps(self._row(title, figures, folder)))
+        self.rows.append(json.loads(kept.read_text()))
+        print(kept.read_text(), flush=True)
 
     def _figures(self, name: str, logits: list[torch.Tensor]) -> dict[str, float]:
         found = Divergence.empty()
