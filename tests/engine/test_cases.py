@@ -106,7 +106,7 @@ def test_b036_prompt_logprobs_and_a_cached_prefix() -> None:
 def test_b038_the_hit_comes_before_the_budget(solo: Solo) -> None:
     engine = make_engine(block_size=16)
     run(engine, [request("a", [5] * 32 + [7], max_tokens=1)])
-    model: TinyModel = engine._runner._model
+    model: TinyModel = engine._runner.model
     model.steps.clear()
     prompt = [5] * 32 + [8] * 29
     results = run(engine, [request("b", prompt, max_tokens=4)])
@@ -259,7 +259,7 @@ def test_n_computes_the_prompt_once_and_shares_its_blocks(caching: bool, length:
     results.add(engine.step())
     full, rest = divmod(length, 4)
     assert engine.stats().kv_blocks_used == full + (4 if rest else 0)
-    assert engine._runner._model.steps == [(length,)]
+    assert engine._runner.model.steps == [(length,)]
     while engine.has_work():
         results.add(engine.step())
         engine.check_integrity()
@@ -335,7 +335,7 @@ def test_without_chunked_prefill_prompts_run_whole(solo: Solo) -> None:
     prompts = [[i] * 25 for i in range(4)]
     results = run(engine, [request(str(i), p, max_tokens=3) for i, p in enumerate(prompts)])
     assert all(results.of(str(i)) == solo(p, 3) for i, p in enumerate(prompts))
-    model: TinyModel = engine._runner._model
+    model: TinyModel = engine._runner.model
     assert {n for step in model.steps for n in step} == {1, 25}
 
 

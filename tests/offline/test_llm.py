@@ -289,7 +289,7 @@ def test_a_kernel_that_raises_fails_the_call_and_leaves_the_engine_clean(
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("boom in a kernel")
 
-    monkeypatch.setattr(llm._engine._runner._model, "logits", broken)
+    monkeypatch.setattr(llm._engine._runner.model, "logits", broken)
     with pytest.raises(KernelError, match="boom in a kernel"):
         llm.generate(["ab", "cd"], GREEDY)
     monkeypatch.undo()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from copy import copy
 
+import numpy as np
 import torch
 
 from qiao.engine.blocks import BlockManager
@@ -16,13 +17,14 @@ from qiao.engine.config import EngineConfig
 from qiao.engine.integrity import check_scheduler
 from qiao.engine.prefix import PrefixCache
 from qiao.engine.request import EngineRequest, EngineStats, FallbackCount, SequenceOutput, TokenLogprobs
-from qiao.engine.rows import RowTable
+from qiao.engine.rows import Int64, RowTable
 from qiao.engine.runner import Runner
 from qiao.engine.sampler import NO_TOKEN, Sampled
 from qiao.engine.scheduler import Scheduler, Step
+from qiao.engine.scoring import token_logits
 from qiao.engine.sequence import Request, Sequence, Status
 from qiao.engine.validation import check_request
-from qiao.errors import OverloadedError, ParameterError, QiaoError
+from qiao.errors import KernelError, OverloadedError, ParameterError, PromptTooLongError, QiaoError
 from qiao.models.base import Model
 from qiao.optable import OpTable, operator_of
 
@@ -268,6 +270,34 @@ class Engine:
                 SequenceOutput(request_id=request.id, index=s.index, finish_reason="error", error=text) for s in ended
             ]
         return outputs
+
+    # distributions ----------------------------------------------------------------------------------------------------
+
+    def token_logits(self, token_ids: Items[int], start: int = 0) -> Iterator[torch.Tensor]:
+        """The model's distributions after the tokens of one sequence: see ``qiao.engine.scoring``.
+
+        The engine must be idle until the iterator is closed. Raises ``OverloadedError``
+        where it is not idle, ``ParameterError``, ``PromptTooLongError``, and ``KernelError`` when an operator fails.
+        """
+        if self._requests:
+            raise OverloadedError("distributions need an idle engine; wait until all requests have ended")
+        if not token_ids or not 0 <= start < len(token_ids):
+            raise ParameterError("start", f"must be a position of the {len(token_ids)} tokens, got {start}")
+        if len(token_ids) > self.config.capacity:
+            raise PromptTooLongError(f"{len(token_ids)} tokens do not fit the context of {self.config.capacity}")
+        if not all(0 <= token < self.config.vocab_size for token in token_ids):
+            raise ParameterError("token_ids", f"must be ids of the vocabulary of {self.config.vocab_size}")
+        return self._token_logits(np.array(token_ids, np.int64), start)
+
+    def _token_logits(self, tokens: Int64, start: int) -> Iterator[torch.Tensor]:
+        blocks = self._blocks.allocate(self._blocks.blocks_for(len(tokens)))
+        try:
+            chunk = self.config.max_num_batched_tokens
+            yield from token_logits(self._runner, blocks, tokens, start, chunk)
+        except Exception as error:
+            raise KernelError(_describe(error, self._ops)) from error
+        finally:
+            self._blocks.release(blocks)
 
     def _idle_check(self) -> None:
         if self.config.check_integrity and not self._requests:

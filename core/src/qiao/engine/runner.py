@@ -27,8 +27,8 @@ class Runner:
     """
 
     def __init__(self, model: Model, ops: OpTable, config: EngineConfig, rows: RowTable) -> None:
-        self._model = model
-        self._ops = ops
+        self.model = model
+        self.ops = ops
         self._config = config
         self._rows = rows
         self.sampler = Sampler(config.max_num_seqs, config.vocab_size, ops)
@@ -66,11 +66,10 @@ class Runner:
         return result
 
     def _run_eagerly(self, step: Step, batch: Batch) -> Sampled:
-        ops, model = self._ops, self._model
-        metadata = self._planned(batch.metadata(ops.kv_device))
+        ops, model = self.ops, self.model
         token_ids = place(batch.token_ids, ops.device)
         positions = place(batch.positions, ops.device)
-        hidden = model.forward(token_ids, positions, self.caches, metadata)
+        hidden = self.forward(token_ids, positions, batch.metadata(ops.kv_device))
         if step.copies:
             self._copy(step.copies)
         for i, seq in enumerate(step.seqs):
@@ -84,22 +83,31 @@ class Runner:
         return self._sample(model.logits(hidden.index_select(0, index)), batch)
 
     def _sample(self, logits: torch.Tensor, batch: Batch) -> Sampled:
-        result = self.sampler.sample(self._ops.stage_logits(logits), batch.sampled_rows)
+        result = self.sampler.sample(self.ops.stage_logits(logits), batch.sampled_rows)
         self._rows.last_token[batch.sampled_rows] = result.token_ids
         return result
 
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+        """Hidden states [T, E] of ``token_ids`` and ``positions`` [T] on the compute device; writes the caches."""
+        return self.model.forward(token_ids, positions, self.caches, self._planned(metadata))
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block of the caches."""
+        return self._config.block_size
+
     def _planned(self, metadata: AttentionMetadata) -> AttentionMetadata:
-        prepare = self._ops.prepare_attention
+        prepare = self.ops.prepare_attention
         if prepare is None or self._plan_heads is None:
             return metadata
         return replace(metadata, plan=prepare(metadata, *self._plan_heads, self._config.block_size))
 
     def _copy(self, copies: list[tuple[int, int]]) -> None:
         pairs = np.array(copies, np.int64)
-        source = place(np.ascontiguousarray(pairs[:, 0]), self._ops.kv_device)
-        target = place(np.ascontiguousarray(pairs[:, 1]), self._ops.kv_device)
+        source = place(np.ascontiguousarray(pairs[:, 0]), self.ops.kv_device)
+        target = place(np.ascontiguousarray(pairs[:, 1]), self.ops.kv_device)
         for cache in self.caches:
-            self._ops.copy_blocks(cache, source, target)
+            self.ops.copy_blocks(cache, source, target)
 
 
 def _scored(seq: Sequence) -> bool:

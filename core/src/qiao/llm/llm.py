@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from transformers import PreTrainedTokenizerBase
 
+from qiao.config import EngineArgs
 from qiao.engine.request import EngineRequest, EngineStats, SequenceOutput
 from qiao.errors import KernelError, OverloadedError, ParameterError, PromptTooLongError, UsageError
 from qiao.frontend import Frontend, OutputProcessor
@@ -20,6 +21,9 @@ from qiao.llm.beam_search import search
 from qiao.llm.prompts import Message, Prompt, conversations, for_each, prompt_list, prompt_parts
 from qiao.outputs import BeamSearchOutput, RequestOutput
 from qiao.sampling_params import BeamSearchParams, SamplingParams
+
+if TYPE_CHECKING:
+    import torch
 
 
 class LLM:
@@ -32,9 +36,19 @@ class LLM:
     """
 
     def __init__(self, model: str, **kwargs: Any) -> None:
+        self._start(engine_args(model, kwargs))
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs) -> LLM:
+        """The model that ``args`` describe. Raises as the constructor."""
+        made = cls.__new__(cls)
+        made._start(args)
+        return made
+
+    def _start(self, args: EngineArgs) -> None:
         from qiao.build import build_engine
 
-        self.args = engine_args(model, kwargs)
+        self.args = args
         built = build_engine(self.args)
         self.info = built.info
         self.plan = built.plan
@@ -113,6 +127,20 @@ class LLM:
         """As ``stream``, for one conversation; ``template_options`` are those of ``ChatRenderer.render``."""
         text = self._frontend.chat_prompt(messages, **template_options)
         return self.stream(text, sampling_params, add_special_tokens=False)
+
+    def token_logits(self, token_ids: Sequence[int], start: int = 0) -> Iterator[torch.Tensor]:
+        """Float32 logits [n, V] on the host, slice by slice, at the positions from ``start`` on of ``token_ids`` [T].
+
+        The row of position p is the model's distribution of the token at p + 1, whatever is there. The sequence runs
+        alone, so equal models give equal bits. No other call may come before the iterator has ended. Raises
+        ``OverloadedError`` where requests run, ``ParameterError``, ``PromptTooLongError``, ``KernelError``.
+        """
+        return self._engine.token_logits(token_ids, start)
+
+    @property
+    def frontend(self) -> Frontend:
+        """The model's text side: tokens, chat template, checks."""
+        return self._frontend
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer."""
