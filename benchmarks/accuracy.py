@@ -18,22 +18,15 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from comparison.divergence import Divergence, chunks_of, parse_llama, scored
+from comparison.divergence import Totals, chunks_of, parse_llama, scored
 from comparison.machine import describe
 from comparison.pins import Place
 from comparison.report import table
-from qiao.build import dtype_of, shape_for
-from qiao.build import place as place_operators
-from qiao.config import EngineArgs
-from qiao.contract import AttentionMetadata
-from qiao.loading import iter_weights, load_config, quantized_weights, resolve
-from qiao.models import create
-from qiao.registry import FallbackCounters, choose
+from qiao import LLM
 from tokenizers import Tokenizer
 
 DATA = Path(__file__).parent / "data"
@@ -44,47 +37,14 @@ class Scorer:
     """A model under Qiao's operators that gives the logits of whole chunks."""
 
     def __init__(self, model: Path, **arguments: Any) -> None:
-        """Load ``model``; ``arguments`` are fields of ``EngineArgs``."""
-        args = EngineArgs(model=str(model), device="cpu", max_model_len=CHUNK, **arguments)
-        backend, files = choose(args.device), resolve(args.model)
-        config = load_config(files)
-        quantized = {} if args.quantization == "none" else quantized_weights(files)
-        shape = shape_for(config, args.dtype, backend.capabilities, quantized)
-        if args.kv_cache_dtype != "auto":
-            shape = replace(shape, kv_dtype=args.kv_cache_dtype)
-        plan, ops = place_operators(shape, backend, args, FallbackCounters())
-        self._model = create(config, ops, dtype_of(shape.dtype), CHUNK, quantized)
-        self._model.load(iter_weights(files, dequantize=args.quantization == "none"))
-        self.dtype, self.plugin = shape.dtype, plan.device
-        size = plan.block_size
-        self._blocks = -(-CHUNK // size)
-        self._caches = [
-            ops.allocate_kv(
-                self._blocks,
-                size,
-                kind.num_kv_heads,
-                kind.head_dim,
-                dtype_of(shape.cache_dtype),
-                ops.kv_layout,
-                ops.kv_device,
-            )
-            for kind in shape.attention
-            for _ in range(kind.count)
-        ]
+        """Load ``model``; ``arguments`` are those of ``LLM``."""
+        self._llm = LLM(str(model), device="cpu", max_model_len=CHUNK, kv_cache_memory_bytes=1 << 28, **arguments)
+        self.dtype = self._llm.info.dtype
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """Float32 logits [N, V] at the positions of the chunk that count."""
-        count = len(tokens)
-        metadata = AttentionMetadata(
-            query_start=torch.tensor([0, count], dtype=torch.int32),
-            seq_lens=torch.tensor([count], dtype=torch.int32),
-            block_tables=torch.arange(self._blocks, dtype=torch.int32)[None],
-            slot_mapping=torch.arange(count),
-            query_lens=(count,),
-            kv_lens=(count,),
-        )
-        hidden = self._model.forward(torch.tensor(tokens), torch.arange(count), self._caches, metadata)
-        return self._model.logits(hidden[scored(count)])
+        places = scored(len(tokens))
+        return torch.cat(list(self._llm.token_logits(tokens, places.start)))[: places.stop - places.start]
 
 
 def qiao_rows(place: Place, kinds: list[str], tokens: list[int]) -> Iterator[dict[str, Any]]:
@@ -98,7 +58,7 @@ def qiao_rows(place: Place, kinds: list[str], tokens: list[int]) -> Iterator[dic
             ("qiao", {"dtype": base.dtype}),
             ("qiao, weights only", {"dtype": "float32", "quantization": "none"}),
         ):
-            scorer, found = Scorer(path, **arguments), Divergence.empty()
+            scorer, found = Scorer(path, **arguments), Totals()
             for chunk, expected in zip(chunks, logits, strict=True):
                 targets = torch.tensor(chunk)[scored(CHUNK).start + 1 :]
                 found.add(expected, scorer.logits(chunk), targets)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from qiao.regress.divergence import Divergence
 
 LLAMA_FIGURES = {
     "kl": r"Mean\s+KLD:\s+([-\d.]+)",
@@ -21,43 +23,28 @@ LLAMA_FIGURES = {
 
 
 @dataclass
-class Divergence:
-    """Figures gathered over chunks of a text. KL in nats; ``base`` is the distribution taken as true."""
+class Totals:
+    """Divergences gathered over chunks of a text."""
 
-    kl: list[float]
-    same_top: int = 0
-    loss: float = 0.0
-    base_loss: float = 0.0
-
-    @classmethod
-    def empty(cls) -> Divergence:
-        """Nothing seen yet."""
-        return cls([])
+    parts: list[Divergence] = field(default_factory=list)
 
     def add(self, base: torch.Tensor, other: torch.Tensor, targets: torch.Tensor) -> None:
-        """Take in logits ``base`` and ``other`` [N, V] at the same positions, whose next tokens are ``targets`` [N].
-
-        KL(base || other) = sum over the vocabulary of p_base * (log p_base - log p_other), in float64.
-        """
-        p, q = (logits.double().log_softmax(-1) for logits in (base, other))
-        self.kl += (p.exp() * (p - q)).sum(-1).tolist()
-        self.same_top += int((p.argmax(-1) == q.argmax(-1)).sum())
-        self.base_loss -= float(p.gather(-1, targets[:, None]).sum())
-        self.loss -= float(q.gather(-1, targets[:, None]).sum())
+        """Take in logits ``base`` and ``other`` [N, V] at the same positions, whose next tokens are ``targets`` [N]."""
+        self.parts.append(Divergence.between(base, other, targets))
 
     def figures(self) -> dict[str, float]:
         """Under the names of ``LLAMA_FIGURES``; ``same_top`` in percent, ``kl_error`` the mean's standard error."""
-        values = torch.tensor(self.kl, dtype=torch.float64)
-        count = len(self.kl)
+        found = Divergence.joined(self.parts)
+        count = len(found)
         return {
             "positions": count,
-            "kl": float(values.mean()),
-            "kl_error": float(values.std() / math.sqrt(count)),
-            "kl_median": float(values.median()),
-            "kl_p99": float(values.quantile(0.99)),
-            "same_top": 100 * self.same_top / count,
-            "perplexity": math.exp(self.loss / count),
-            "base_perplexity": math.exp(self.base_loss / count),
+            "kl": float(found.kl.mean()),
+            "kl_error": float(found.kl.std(ddof=1) / math.sqrt(count)),
+            "kl_median": float(np.median(found.kl)),
+            "kl_p99": float(np.quantile(found.kl, 0.99)),
+            "same_top": 100 * float(found.same_top.mean()),
+            "perplexity": math.exp(-found.logprob.mean()),
+            "base_perplexity": math.exp(-found.base_logprob.mean()),
         }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.comparison.divergence import Divergence, chunks_of, parse_llama, scored
+from benchmarks.comparison.divergence import Totals, chunks_of, parse_llama, scored
 
 OUTPUT = """
 ====== Perplexity statistics ======
@@ -26,7 +26,7 @@ def test_figures_are_those_of_the_formulas() -> None:
     generator = torch.Generator().manual_seed(0)
     base, other = (torch.randn(50, 11, generator=generator) * 3 for _ in range(2))
     targets = torch.randint(0, 11, (50,), generator=generator)
-    found = Divergence.empty()
+    found = Totals()
     found.add(base[:20], other[:20], targets[:20])
     found.add(base[20:], other[20:], targets[20:])
     p, q = (np.exp(x.double().numpy()) / np.exp(x.double().numpy()).sum(-1, keepdims=True) for x in (base, other))
@@ -42,7 +42,7 @@ def test_figures_are_those_of_the_formulas() -> None:
 
 def test_equal_distributions_have_no_divergence() -> None:
     logits = torch.randn(9, 5)
-    found = Divergence.empty()
+    found = Totals()
     found.add(logits, logits + 7, torch.zeros(9, dtype=torch.long))  # a shift of all logits changes nothing
     figures = found.figures()
     assert figures["kl"] == pytest.approx(0, abs=1e-7) and figures["same_top"] == 100

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from qiao.errors import ModelError
 from qiao.loading import iter_weights, resolve
 from qiao.loading.safetensors import read_header
@@ -234,3 +236,39 @@ def test_nothing_to_load(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"no \.safetensors file"):
         load(tmp_path)
+
+
+@settings(
+    derandomize=True, max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_damage_is_always_a_model_error(data: st.DataObject, small: tuple[Path, bytes]) -> None:
+    """A header with other bytes, a file that was cut or grew: refused, or the same names with the same sizes."""
+    folder, whole = small
+    length = 8 + struct.unpack("<Q", whole[:8])[0]
+    content = bytearray(whole)
+    for _ in range(data.draw(st.integers(0, 3))):
+        content[data.draw(st.integers(0, length - 1))] = data.draw(st.integers(0, 255))
+    size = data.draw(st.one_of(st.just(len(whole)), st.integers(0, len(whole) + 8)))
+    content = content[:size] + bytes(max(0, size - len(whole)))
+    (folder / "model.safetensors").write_bytes(content)
+    try:
+        found = load(folder)
+    except ModelError as error:
+        assert "model.safetensors" in str(error) or str(folder) in str(error)
+    else:
+        assert len(content) == len(whole), "a file of another size was taken"
+        assert sum(tensor.nbytes for tensor in found.values()) == len(whole) - length
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> tuple[Path, bytes]:
+    """A folder whose file has tensors of several types, one of them without elements, and the file's bytes."""
+    tensors = {
+        "a": torch.arange(6, dtype=torch.int32).view(2, 3),
+        "b.weight": torch.ones(3, 2),
+        "c": torch.zeros(0, 4),
+        "d": torch.ones(5, dtype=torch.float16),
+    }
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    return tmp_path, (tmp_path / "model.safetensors").read_bytes()

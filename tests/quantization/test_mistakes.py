@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from qiao.errors import ModelError
+from qiao import LLM
+from qiao.errors import ModelError, ParameterError
 from qiao.loading import quantization_of, quantized_weights, resolve
 from safetensors.torch import load_file, save_file
 
@@ -73,6 +75,27 @@ def test_b067_one_group_for_all_inputs_and_biases_kept(act_order, tmp_path):
     assert_right(folder, values)
 
 
+class TestB070:
+    """The device and the method agree on a dtype by themselves, or the start says why not."""
+
+    @pytest.mark.parametrize("dtype", ["auto", "float16", "bfloat16", "float32"])
+    def test_gptq_in_float16_on_the_cpu(self, dtype, tmp_path):
+        folder, values = quantized_checkpoint(tmp_path, gptq(symmetric=True), gptq_settings(sym=True), dtype="float16")
+        llm = LLM(str(folder), device="cpu", dtype=dtype, num_gpu_blocks_override=8)
+        assert llm.info.dtype == ("float16" if dtype == "auto" else dtype)
+        found = torch.cat(list(llm.token_logits(IDS)))
+        wanted = float_logits(float_config(folder), {name: value.float() for name, value in values.items()}, IDS)
+        assert torch.nn.functional.cosine_similarity(found, wanted, dim=-1).min() > 0.99
+
+    def test_an_impossible_choice(self, tmp_path, monkeypatch):
+        folder, _ = quantized_checkpoint(tmp_path, gptq(), gptq_settings())
+        backend = host_backend()
+        only = replace(backend, capabilities=replace(backend.capabilities, dtypes=("float32",)))
+        monkeypatch.setattr("qiao.build.choose", lambda device: only)
+        with pytest.raises(ParameterError, match=r"dtype: bfloat16 is not supported by this device; it has float32"):
+            LLM(str(folder), dtype="bfloat16")
+
+
 def mixed(module, shape, random):
     """down_proj plain, gate_proj with 8 bits in groups of 16, the rest with 4 in groups of 32."""
     writer = gptq(8, 16) if "gate_proj" in module else gptq()
@@ -103,6 +126,64 @@ class TestB072:
     def test_a_module_that_a_rule_leaves_out_but_that_is_quantized(self, tmp_path):
         folder, _ = quantized_checkpoint(tmp_path, gptq(), gptq_settings(dynamic=DYNAMIC))
         with pytest.raises(ModelError, match=r"down_proj.*dynamic"):
+            computed(folder)
+
+
+class TestTiedHeads:
+    """A config that ties the head to the embedding, beside a file that has a head of its own."""
+
+    @pytest.mark.parametrize("linear", [r"lm_head|(q|k|v|o|gate|up|down)_proj", r"(q|k|v|o|gate|up|down)_proj"])
+    def test_another_head_is_used(self, linear, tmp_path):
+        """Quantized or plain: it differs from the embedding, so it was trained."""
+        folder, values = quantized_checkpoint(tmp_path, gptq(), gptq_settings(lm_head=True), linear)
+        wanted = float_logits(float_config(folder), values, IDS)
+        edit_config(folder, tie_word_embeddings=True)
+        torch.testing.assert_close(computed(folder), wanted, atol=1e-3, rtol=1e-3)
+
+    def test_none_is_the_embedding(self, tmp_path):
+        folder, values = quantized_checkpoint(tmp_path, gptq(), gptq_settings(), tie_word_embeddings=True)
+        assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+        assert_right(folder, values)
+
+
+class TestShards:
+    """A module's parts may lie in several files; a file that is not whole is found before any tensor is used."""
+
+    def spread(self, path):
+        folder, values = quantized_checkpoint(path, gptq(act_order=True), gptq_settings(desc_act=True))
+        held = load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        names, index = sorted(held), {}
+        for i in range(2):
+            file = f"model-0000{i + 1}-of-00002.safetensors"
+            save_file({n: held[n] for n in names[i::2]}, folder / file, {"format": "pt"})
+            index.update(dict.fromkeys(names[i::2], file))
+        write_json(folder / "model.safetensors.index.json", weight_map=index)
+        return folder, values, index
+
+    def test_parts_in_two_files(self, tmp_path):
+        folder, values, _ = self.spread(tmp_path)
+        assert_right(folder, values)
+
+    def test_a_file_that_the_index_names_is_missing(self, tmp_path):
+        folder, _, _ = self.spread(tmp_path)
+        (folder / "model-00002-of-00002.safetensors").unlink()
+        with pytest.raises(ModelError, match="model-00002-of-00002"):
+            computed(folder)
+
+    def test_the_index_names_what_no_file_has(self, tmp_path):
+        folder, _, index = self.spread(tmp_path)
+        index[f"{DOWN}.qweight_extra"] = "model-00001-of-00002.safetensors"
+        write_json(folder / "model.safetensors.index.json", weight_map=index)
+        with pytest.raises(ModelError, match="qweight_extra"):
+            computed(folder)
+
+    def test_a_part_that_only_the_index_leaves_out(self, tmp_path):
+        """As good as missing: a part of a module cannot be guessed."""
+        folder, _, index = self.spread(tmp_path)
+        del index[f"{DOWN}.g_idx"]
+        write_json(folder / "model.safetensors.index.json", weight_map=index)
+        with pytest.raises(ModelError, match=r"down_proj lacks its tensor 'g_idx'"):
             computed(folder)
 
 

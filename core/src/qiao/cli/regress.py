@@ -9,11 +9,13 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qiao.cli.doctor import language_of
 from qiao.errors import ParameterError, QiaoError, UsageError
 
 if TYPE_CHECKING:
@@ -42,8 +44,8 @@ def spec(text: str) -> EngineArgs:
     words = [model]
     for setting in settings:
         name, _, value = setting.partition("=")
-        name = "device" if name == "plugin" else name.replace("-", "_")
-        flag = known.get(name.partition(".")[0])
+        name = "device" if name == "plugin" else name
+        flag = known.get(name.replace("-", "_").partition(".")[0])
         if name == "model" or (flag is not None and flag.owner is not EngineArgs):
             raise ParameterError(name, f"is no setting of a model; in {text!r}")
         words.append(f"--{name}={value}")
@@ -94,10 +96,9 @@ def regress(
 
     Exit status 0: all thresholds hold. 1: one is broken. 2: there is no verdict.
     """
+    asked = _Asked(base, candidate, suite, tuple(threshold or ()), max_tokens, text_only, scratch, json_file, html_file)
     try:
-        passes = _run(
-            base, candidate, suite, threshold or [], max_tokens, text_only, scratch, json_file, html_file, lang
-        )
+        passes = _run(asked, lang or language_of(os.environ))
     except QiaoError as error:
         if os.environ.get("QIAO_DEBUG") == "1":
             traceback.print_exc()
@@ -109,48 +110,49 @@ def regress(
     raise typer.Exit(0 if passes else 1)
 
 
-def _run(
-    base: str,
-    candidate: str,
-    suite_name: str,
-    asked: list[str],
-    max_tokens: int | None,
-    text_only: bool,
-    scratch: Path | None,
-    json_file: Path | None,
-    html_file: Path | None,
-    lang: str | None,
-) -> bool:
-    from qiao.cli.doctor import language_of
+@dataclass(frozen=True)
+class _Asked:
+    base: str
+    candidate: str
+    suite: str
+    thresholds: tuple[str, ...]
+    max_tokens: int | None
+    text_only: bool
+    scratch: Path | None
+    json: Path | None
+    html: Path | None
+
+
+def _run(asked: _Asked, language: str) -> bool:
     from qiao.regress import Options, compare, load_suite, make_report, parse_thresholds, usable
     from qiao.regress.page import render, texts_of
 
-    language = lang or language_of(os.environ)
     texts_of(language)
-    suite = load_suite(suite_name)
-    if max_tokens is not None:
-        suite = suite.limited(max_tokens)
-    judged, left_out = usable(parse_thresholds([*suite.header.thresholds, *asked]), suite, text_only)
-    models = spec(base), spec(candidate)
-    _check_places(json_file, html_file, scratch)
+    suite = load_suite(asked.suite)
+    if asked.max_tokens is not None:
+        suite = suite.limited(asked.max_tokens)
+    thresholds = parse_thresholds([*suite.header.thresholds, *asked.thresholds])
+    judged, left_out = usable(thresholds, suite, asked.text_only)
+    models = spec(asked.base), spec(asked.candidate)
+    _check_places(asked)
     with _bars(language) as advance:
-        options = Options(text_only=text_only, scratch=scratch, advance=advance)
+        options = Options(text_only=asked.text_only, scratch=asked.scratch, advance=advance)
         report = make_report(compare(*models, suite, options), judged, left_out)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    if html_file is not None:
-        html_file.write_text(render(report, language), encoding="utf-8")
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(report, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    if asked.html is not None:
+        asked.html.write_text(render(report, language), encoding="utf-8")
     _show(report, texts_of(language))
     return bool(report["passes"])
 
 
-def _check_places(json_file: Path | None, html_file: Path | None, scratch: Path | None) -> None:
+def _check_places(asked: _Asked) -> None:
     """Find now, and not after an hour, that there is no place for the results."""
-    for file in (json_file, html_file):
+    for file in (asked.json, asked.html):
         if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
             raise UsageError(f"{file}: cannot be written; make the folder {file.absolute().parent}, or name another")
-    if scratch is not None and not scratch.is_dir():
-        raise ParameterError("--scratch", f"{scratch} is not a folder")
+    if asked.scratch is not None and not asked.scratch.is_dir():
+        raise ParameterError("--scratch", f"{asked.scratch} is not a folder")
 
 
 def _show(report: dict[str, Any], say: dict[str, str]) -> None:
@@ -158,12 +160,12 @@ def _show(report: dict[str, Any], say: dict[str, str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from qiao.regress.report import shown, tag_rows
+    from qiao.regress.report import tag_rows, with_interval
 
     table = Table(title=f"{report['base']['name']} → {report['candidate']['name']}", title_justify="left")
-    rows = tag_rows(report)
+    rows = tag_rows(report, intervals=False)
     for name in rows[0]:
-        table.add_column(say[f"column.{name}"], overflow="fold")
+        table.add_column(say[f"column.{name}"])
     for row in rows:
         table.add_row(*(Text(value) for value in row.values()))
     console = Console()
@@ -175,11 +177,10 @@ def _show(report: dict[str, Any], say: dict[str, str]) -> None:
     for verdict in report["verdicts"]:
         state = say["holds"] if verdict["holds"] else say["broken"]
         close = f" {say['close']}" if verdict["close"] else ""
-        line = f"{verdict['threshold']}: {shown(verdict['value'], '.4g')}, {state}.{close}"
+        line = f"{verdict['threshold']}: {with_interval(verdict, '.4g')}, {state}.{close}"
         console.print(Text(line, style="" if verdict["holds"] else "bold red"))
-    console.print(
-        Text(say["pass" if report["passes"] else "fail"], style="bold green" if report["passes"] else "bold red")
-    )
+    word, style = ("pass", "bold green") if report["passes"] else ("fail", "bold red")
+    console.print(Text(say[word], style=style))
 
 
 def register(app: typer.Typer) -> None:

@@ -37,6 +37,11 @@ def floating(name: str, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
             f"tensor {name} is {str(tensor.dtype).removeprefix('torch.')}, expected floating point; "
             "a quantized checkpoint must say so in config.json (quantization_config)"
         )
+    if tensor.element_size() == 1:
+        raise ModelError(
+            f"tensor {name} is {str(tensor.dtype).removeprefix('torch.')} and has no scale beside it; "
+            "the checkpoint is not complete, or its config.json lacks the quantization_config"
+        )
     return tensor.to(dtype)
 
 

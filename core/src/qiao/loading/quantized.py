@@ -57,7 +57,10 @@ def promised_weights(folder: Path, method: Method) -> dict[str, QuantizedWeight]
             "the config and the weights belong to different models"
         )
     for module, parts in modules.items():
-        weight = method.promise(module, {part: entry.shape for part, (_, entry) in parts.items()})
+        try:
+            weight = method.promise(module, {part: entry.shape for part, (_, entry) in parts.items()})
+        except (KeyError, IndexError, ValueError) as error:
+            raise _damaged(folder, module, parts, error) from error
         if weight is not None:
             found[f"{module}.weight"] = weight
     return found
@@ -101,7 +104,12 @@ def _weight(module: str, parts: _Parts, method: Method, file: Path, handle: Any)
                 tensors[part] = read_tensor(other, entry.name)
     try:
         return method.weight(module, tensors)
-    except KeyError as error:
-        raise ModelError(
-            f"{file}: {module} lacks its tensor {error.args[0]!r}. The checkpoint is not complete."
-        ) from error
+    except (KeyError, IndexError, ValueError, RuntimeError) as error:  # what torch says of sizes that do not fit
+        raise _damaged(file, module, parts, error) from error
+
+
+def _damaged(where: Path, module: str, parts: _Parts, error: Exception) -> ModelError:
+    if isinstance(error, KeyError):
+        return ModelError(f"{where}: {module} lacks its tensor {error.args[0]!r}. The checkpoint is not complete.")
+    shapes = ", ".join(f"{part} {list(entry.shape)}" for part, (_, entry) in parts.items())
+    return ModelError(f"{where}: the tensors of {module} do not fit each other ({shapes}). The file is damaged.")

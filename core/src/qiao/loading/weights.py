@@ -79,6 +79,8 @@ def _checked(source: Iterator[tuple[str, Weight]], files: ModelFiles) -> Iterato
         held = weight.tensors.values() if isinstance(weight, QuantizedWeight) else (weight,)
         if any(has_nan(tensor) for tensor in held):
             raise ModelError(f"{files.gguf or files.folder}: {name} holds NaN. The file is damaged or badly quantized.")
+        if isinstance(weight, QuantizedWeight) and not bool(weight.tensors["scale"].isfinite().all()):
+            raise ModelError(f"{files.gguf or files.folder}: {name} has an infinite scale. The file is damaged.")
         yield name, weight
 
 

@@ -13,7 +13,17 @@ from typing import Any
 import torch
 
 from qiao.errors import ModelError
-from qiao.quantization.packing import expect, groups_of, integer_form, integer_weight, number, promised, unpack
+from qiao.quantization.packing import (
+    expect,
+    groups_of,
+    int32_words,
+    integer_form,
+    integer_weight,
+    number,
+    promised,
+    scales,
+    unpack,
+)
 from qiao.quantization.weight import QuantizedWeight, WeightForm
 
 _BITS = 4
@@ -36,6 +46,7 @@ class AWQ:
         self._order = str(settings.get("version", "gemm")).lower()
         if self._order not in ("gemm", "gemv"):
             raise ModelError(f"quantization_config: version {self._order!r} of AWQ is not read; gemm and gemv are")
+        self._asymmetric = bool(settings.get("zero_point", False))
         self._left_out = tuple(settings.get("modules_to_not_convert") or ())
 
     def promise(self, module: str, shapes: Mapping[str, tuple[int, ...]]) -> QuantizedWeight:
@@ -54,20 +65,24 @@ class AWQ:
 
     def weight(self, module: str, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
         """The weight of ``module`` [O, I]."""
-        codes, scale = tensors["qweight"], tensors["scales"]
+        codes = int32_words(f"{module}.qweight", tensors["qweight"])
+        scale = scales(f"{module}.scales", tensors["scales"])
+        packed = int32_words(f"{module}.qzeros", tensors["qzeros"]) if "qzeros" in tensors else None
+        if packed is None and self._asymmetric:
+            raise KeyError("qzeros")
         if self._order == "gemm":
             codes = _outputs(codes)
             groups = groups_of(codes.shape[1], self._group)
             expect(f"{module}.scales", scale.shape, (groups, codes.shape[0]))
             scale = scale.T.contiguous()
-            zero = _outputs(tensors["qzeros"]) if "qzeros" in tensors else None
+            zero = None if packed is None else _outputs(packed)
         else:
-            codes = unpack(codes.contiguous(), _BITS)
+            codes = unpack(codes, _BITS)
             groups = groups_of(codes.shape[1], self._group)
             if scale.shape[0] != codes.shape[0] or scale.shape[1] < groups:
                 expect(f"{module}.scales", scale.shape, (codes.shape[0], groups))
             scale = scale[:, :groups].contiguous()
-            zero = unpack(tensors["qzeros"].contiguous(), _BITS)[:, :groups] if "qzeros" in tensors else None
+            zero = None if packed is None else unpack(packed, _BITS)[:, :groups]
         if zero is None:
             zero = torch.full(scale.shape, 1 << (_BITS - 1), dtype=torch.uint8)
         expect(f"{module}.qzeros", zero.shape, scale.shape)

@@ -20,7 +20,16 @@ from qiao.errors import ModelError
 from qiao.quantization.fp8 import FORM as FP8_FORM
 from qiao.quantization.fp8 import fp8_weight
 from qiao.quantization.gptq import permutation
-from qiao.quantization.packing import expect, groups_of, integer_form, integer_weight, promised, unpack
+from qiao.quantization.packing import (
+    expect,
+    groups_of,
+    int32_words,
+    integer_form,
+    integer_weight,
+    promised,
+    scales,
+    unpack,
+)
 from qiao.quantization.weight import QuantizedWeight, WeightForm
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
@@ -82,14 +91,22 @@ class CompressedTensors:
         bits, size = weights["num_bits"], _group_size(weights)
         middle = 1 << (bits - 1)
         packed = "weight_packed" in tensors
-        codes = unpack(tensors["weight_packed"], bits) if packed else _raised(tensors["weight"], middle)
+        if packed:
+            codes = unpack(int32_words(f"{module}.weight_packed", tensors["weight_packed"]), bits)
+        else:
+            codes = _raised(_int8(module, tensors["weight"]), middle)
         if "weight_shape" in tensors:  # the last word of a row may be filled up
             codes = codes[:, : int(tensors["weight_shape"][1])].contiguous()
         rows, columns = codes.shape
-        scale = tensors["weight_scale"].reshape(-1, 1) if size < 0 else tensors["weight_scale"]
+        given = scales(f"{module}.weight_scale", tensors["weight_scale"])
+        scale = given.reshape(-1, 1) if size < 0 else given
         scale = scale.expand(rows, -1) if scale.shape[0] == 1 else scale
         expect(f"{module}.weight_scale", scale.shape, (rows, groups_of(columns, size)))
         zero = self._zero(module, tensors, bits, scale, packed)
+        if zero is None and not weights.get("symmetric", True):
+            raise KeyError("weight_zero_point")
+        if weights.get("actorder") in ("group", True) and "weight_g_idx" not in tensors:
+            raise KeyError("weight_g_idx")
         perm = permutation(f"{module}.weight_g_idx", tensors.get("weight_g_idx"), columns, size, True)
         if _rounds_activations(group) and zero is None:
             return QuantizedWeight(WeightForm("w8a8"), {"weight": _lowered(codes), "scale": scale.contiguous()})
@@ -149,6 +166,13 @@ def _rounds_activations(group: Mapping[str, Any]) -> bool:
     """Whether both sides are 8-bit integers and each output has one scale."""
     weights, inputs = group["weights"], group.get("input_activations") or {}
     return bool(weights["num_bits"] == 8 and inputs.get("num_bits") == 8 and _group_size(weights) < 0)
+
+
+def _int8(module: str, values: torch.Tensor) -> torch.Tensor:
+    if values.dtype != torch.int8:
+        kind = str(values.dtype).removeprefix("torch.")
+        raise ModelError(f"tensor {module}.weight is {kind}; whole weights are read as int8")
+    return values
 
 
 def _raised(values: torch.Tensor, middle: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from qiao.errors import ModelError
-from qiao.quantization.packing import expect, promised
+from qiao.quantization.packing import expect, promised, scales
 from qiao.quantization.weight import QuantizedWeight, Weight, WeightForm
 
 FORM = WeightForm("fp8")
@@ -41,23 +41,33 @@ class FP8:
     def weight(self, module: str, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """The weight of ``module`` [O, I]."""
         values = tensors["weight"]
+        if values.dim() != 2:
+            raise ModelError(
+                f"tensor {module}.weight has shape {list(values.shape)}; a linear weight has two dimensions"
+            )
         scale = tensors.get("weight_scale", tensors.get("weight_scale_inv"))
         assert scale is not None, "a marker is there"
         if self._block:
-            return _blocks(module, values, scale.float(), self._block)
+            scales(f"{module}.weight_scale_inv", scale)
+            return _blocks(module, _codes(module, values), scale.float(), self._block)
         return fp8_weight(module, values, scale)
 
 
 def fp8_weight(module: str, values: torch.Tensor, scale: torch.Tensor) -> QuantizedWeight:
     """``values`` [O, I] float8_e4m3fn with ``scale`` of 1 or O numbers."""
+    values, scale = _codes(module, values), scales(f"{module}.weight_scale", scale)
+    if scale.numel() not in (1, values.shape[0]):
+        expect(f"{module}.weight_scale", scale.shape, (values.shape[0], 1))
+    return QuantizedWeight(FORM, {"weight": values, "scale": scale.float().reshape(-1, 1)})
+
+
+def _codes(module: str, values: torch.Tensor) -> torch.Tensor:
     if values.dtype != torch.float8_e4m3fn:
         kind = str(values.dtype).removeprefix("torch.")
         raise ModelError(f"tensor {module}.weight is {kind}; fp8 weights are read as float8_e4m3fn")
     if bool(((values.view(torch.uint8) & 127) == 127).any()):
         raise ModelError(f"tensor {module}.weight holds NaN. The file is damaged or badly quantized.")
-    if scale.numel() not in (1, values.shape[0]):
-        expect(f"{module}.weight_scale", scale.shape, (values.shape[0], 1))
-    return QuantizedWeight(FORM, {"weight": values, "scale": scale.float().reshape(-1, 1)})
+    return values
 
 
 def _blocks(module: str, values: torch.Tensor, scale: torch.Tensor, block: tuple[int, ...]) -> torch.Tensor:

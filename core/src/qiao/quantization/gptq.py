@@ -15,7 +15,17 @@ from typing import Any
 import torch
 
 from qiao.errors import ModelError
-from qiao.quantization.packing import expect, groups_of, integer_form, integer_weight, number, promised, unpack
+from qiao.quantization.packing import (
+    expect,
+    groups_of,
+    int32_words,
+    integer_form,
+    integer_weight,
+    number,
+    promised,
+    scales,
+    unpack,
+)
 from qiao.quantization.weight import QuantizedWeight, WeightForm
 
 logger = logging.getLogger(__name__)
@@ -57,7 +67,7 @@ class GPTQ:
         """The weight of ``module`` [O, I]."""
         settings = self._of(module)
         bits, group = self._size(settings)
-        words = tensors["qweight"].T.contiguous()
+        words = int32_words(f"{module}.qweight", tensors["qweight"]).T.contiguous()
         if words.shape[1] * 32 % bits:
             raise ModelError(
                 f"tensor {module}.qweight has {words.shape[1]} rows, which do not hold whole {bits}-bit values"
@@ -65,17 +75,22 @@ class GPTQ:
         codes = unpack(words, bits)
         rows, columns = codes.shape
         groups = groups_of(columns, group)
-        expect(f"{module}.scales", tensors["scales"].shape, (groups, rows))
+        scale = scales(f"{module}.scales", tensors["scales"])
+        expect(f"{module}.scales", scale.shape, (groups, rows))
         zero: torch.Tensor = torch.full((rows, groups), 1 << (bits - 1), dtype=torch.uint8)
+        symmetric, act_order = bool(settings.get("sym", True)), bool(settings.get("desc_act", False))
         if "qzeros" in tensors:
             expect(f"{module}.qzeros", tensors["qzeros"].shape, (groups, rows * bits // 32))
             if rows * bits % 32:
                 raise ModelError(f"tensor {module}.qzeros: {rows} zeros of {bits} bits do not fill whole words")
-            zero = self._zeros(module, unpack(tensors["qzeros"], bits), bits, bool(settings.get("sym", True))).T
-        perm = permutation(
-            f"{module}.g_idx", tensors.get("g_idx"), columns, group, bool(settings.get("desc_act", False))
-        )
-        return integer_weight(codes, tensors["scales"].T.contiguous(), zero.contiguous(), bits, group, perm)
+            stored = unpack(int32_words(f"{module}.qzeros", tensors["qzeros"]), bits)
+            zero = self._zeros(module, stored, bits, symmetric).T
+        elif not symmetric:
+            raise KeyError("qzeros")
+        if act_order and groups > 1 and "g_idx" not in tensors:
+            raise KeyError("g_idx")
+        perm = permutation(f"{module}.g_idx", tensors.get("g_idx"), columns, group, act_order)
+        return integer_weight(codes, scale.T.contiguous(), zero.contiguous(), bits, group, perm)
 
     def _of(self, module: str) -> Mapping[str, Any]:
         for pattern, changes in (self._settings.get("dynamic") or {}).items():

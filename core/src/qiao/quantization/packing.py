@@ -12,6 +12,27 @@ from qiao.errors import ModelError
 from qiao.quantization.weight import QuantizedWeight, WeightForm
 
 
+def int32_words(name: str, words: torch.Tensor) -> torch.Tensor:
+    """``words`` as int32 [n, m], contiguous. Raises ``ModelError`` naming the tensor where it is something else."""
+    if words.dtype == torch.uint32:
+        words = words.view(torch.int32)
+    if words.dtype != torch.int32 or words.dim() != 2:
+        kind = str(words.dtype).removeprefix("torch.")
+        raise ModelError(
+            f"tensor {name} is {kind} {list(words.shape)}; packed weights are read as int32 of two dimensions"
+        )
+    return words.contiguous()
+
+
+def scales(name: str, found: torch.Tensor) -> torch.Tensor:
+    """``found``, which must be finite floating point numbers. Raises ``ModelError`` naming the tensor."""
+    if not found.is_floating_point():
+        raise ModelError(f"tensor {name} is {str(found.dtype).removeprefix('torch.')}; scales are floating point")
+    if not bool(found.float().isfinite().all()):
+        raise ModelError(f"tensor {name} holds NaN or infinity. The file is damaged or badly quantized.")
+    return found
+
+
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     """``words`` [n, m] int32 as [n, m * 32 / bits] uint8: a stream of ``bits`` each, lowest first.
 

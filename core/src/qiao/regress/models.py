@@ -111,13 +111,9 @@ class Side:
 
 @contextmanager
 def loaded(args: EngineArgs) -> Iterator[Side]:
-    """The model that ``args`` describe, while the context lasts; its memory is free afterwards."""
-    holder = [Side(LLM.from_engine_args(args))]
-    try:
-        yield holder[0]
-    finally:
-        holder.clear()
-        gc.collect()
+    """The model that ``args`` describe, while the context lasts. Its memory is free once no other name refers to it."""
+    gc.collect()  # what a model before it left in reference cycles
+    yield Side(LLM.from_engine_args(args))
 
 
 @contextmanager

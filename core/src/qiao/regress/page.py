@@ -13,7 +13,6 @@ from markupsafe import Markup
 from qiao.errors import ParameterError
 from qiao.regress import svg
 from qiao.regress.report import shown, tag_rows, with_interval, worst
-from qiao.regress.thresholds import METRICS
 
 LANGUAGES = ("en", "zh")
 
@@ -47,7 +46,6 @@ def render(report: Mapping[str, Any], language: str) -> str:
         notes=[say[f"note.{note['key']}"].format(**note["values"]) for note in report["notes"]],
         models=[(say["base"], report["base"]), (say["candidate"], report["candidate"])],
         plots=[(title, Markup(plot)) for title, plot in _plots(report, say) if plot],  # noqa: S704 - made in svg.py
-        shown=shown,
         with_interval=with_interval,
         heat=_heat,
     )
@@ -83,8 +81,3 @@ def _metric_plot(report: Mapping[str, Any], name: str, title: str, form: str) ->
 def _heat(value: float) -> int:
     """A class from 0 to 4 for the divergence of one token, in nats."""
     return sum(value > bound for bound in (0.01, 0.1, 0.5, 2.0))
-
-
-def metric_text(name: str) -> str:
-    """What a metric is, in English, for help texts."""
-    return METRICS[name].text

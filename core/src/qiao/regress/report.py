@@ -59,7 +59,9 @@ def _verdict(verdict: Judgement) -> dict[str, Any]:
         "tag": threshold.tag,
         "metric": threshold.metric,
         "limit": threshold.limit,
-        "value": finite(verdict.value),
+        "value": finite(verdict.figure.value),
+        "low": verdict.figure.low,
+        "high": verdict.figure.high,
         "holds": verdict.holds,
         "close": verdict.close,
     }
@@ -112,23 +114,27 @@ def _along(found: Divergence) -> dict[str, Any] | None:
     }
 
 
-def tag_rows(report: Mapping[str, Any]) -> list[dict[str, str]]:
+def tag_rows(report: Mapping[str, Any], intervals: bool = True) -> list[dict[str, str]]:
     """Each tag's figures as text, for tables."""
-    return [{"tag": tag, **_row(found)} for tag, found in report["tags"].items()]
+    return [{"tag": tag, **_row(found, intervals)} for tag, found in report["tags"].items()]
 
 
-def _row(found: Mapping[str, Any]) -> dict[str, str]:
+def _row(found: Mapping[str, Any], intervals: bool) -> dict[str, str]:
+    def text(name: str, form: str) -> str:
+        figure = found[name]
+        return with_interval(figure, form) if intervals or figure is None else shown(figure["value"], form)
+
     checks = f"{found['base_passes']} → {found['candidate_passes']} / {found['checked']}" if found["checked"] else "-"
     return {
         "cases": str(found["cases"]),
-        "kl": with_interval(found["kl"], ".4g"),
-        "kl_p99": with_interval(found["kl_p99"], ".3g"),
-        "top1": with_interval(found["top1"], ".1%"),
+        "kl": text("kl", ".4g"),
+        "kl_p99": text("kl_p99", ".3g"),
+        "top1": text("top1", ".1%"),
         "perplexity": _perplexities(found),
         "checks": checks,
-        "lost": with_interval(found["lost"], ".0f"),
-        "changed": with_interval(found["changed"], ".0%"),
-        "numeric": with_interval(found["numeric"], ".4g"),
+        "lost": text("lost", ".0f"),
+        "changed": text("changed", ".0%"),
+        "numeric": text("numeric", ".4g"),
     }
 
 

@@ -85,19 +85,31 @@ def compare(base: EngineArgs, candidate: EngineArgs, suite: Suite, options: Opti
     options = options or Options()
     notes = Notes()
     with tempfile.TemporaryDirectory(prefix="qiao-regress-", dir=options.scratch) as folder:
-        options.advance("load_base", 0, 1)
-        with naming(f"base {base.model}"), loaded(base) as side:
-            options.advance("load_base", 1, 1)
-            store = LogitStore(Path(folder), side.vocab_size)
-            first = _run_base(side, suite, store, options)
+        with naming(f"base {base.model}"):
+            first, store = _base(base, suite, Path(folder), options)
         if not first.chat and any(case.messages for case in suite.cases):
             notes.add("no_chat_template")
-        options.advance("load_candidate", 0, 1)
-        with naming(f"candidate {candidate.model}"), loaded(candidate) as side:
-            facts = side.facts()
-            options.advance("load_candidate", 1, 1)
-            results = _run_candidate(side, first, store, options, notes)
+        with naming(f"candidate {candidate.model}"):
+            facts, results = _candidate(candidate, first, store, options, notes)
     return Comparison(suite, first.facts, facts, results, notes.found, options.text_only)
+
+
+def _base(args: EngineArgs, suite: Suite, folder: Path, options: Options) -> tuple[_BaseRun, LogitStore]:
+    """The base's part; on return the model is gone, which it is not while a name of the caller refers to it."""
+    options.advance("load_base", 0, 1)
+    with loaded(args) as side:
+        options.advance("load_base", 1, 1)
+        store = LogitStore(folder, side.vocab_size)
+        return _run_base(side, suite, store, options), store
+
+
+def _candidate(
+    args: EngineArgs, first: _BaseRun, store: LogitStore, options: Options, notes: Notes
+) -> tuple[Facts, list[CaseResult]]:
+    options.advance("load_candidate", 0, 1)
+    with loaded(args) as side:
+        options.advance("load_candidate", 1, 1)
+        return side.facts(), _run_candidate(side, first, store, options, notes)
 
 
 def _run_base(side: Side, suite: Suite, store: LogitStore, options: Options) -> _BaseRun:
@@ -214,7 +226,7 @@ def _divergence(
 
 
 def _split(side: Side, at: int, parting: _Parting, base_ids: list[int], ids: list[int]) -> Split:
-    if parting.base is None or parting.candidate is None or at >= len(ids):
+    if parting.base is None or parting.candidate is None or at >= len(ids) or ids[at] >= len(parting.base):
         return Split(at)
     p, q = parting.base.double().log_softmax(-1), parting.candidate.double().log_softmax(-1)
     mine, other = base_ids[at], ids[at]

@@ -47,7 +47,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def __post_init__(self) -> None:
         if not self.id:
             raise ParameterError("id", "must not be empty")
-        if not self.prompt and not self.messages or self.prompt and self.messages:
+        if bool(self.prompt) == bool(self.messages):
             raise ParameterError("prompt", "a case has either prompt or messages, and not an empty one")
         if self.max_tokens < 0:
             raise ParameterError("max_tokens", f"must be at least 1, got {self.max_tokens}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from qiao.errors import ParameterError
-from qiao.regress.figures import Figures
+from qiao.regress.figures import Figure, Figures
 from qiao.regress.suite import Suite
 
 
@@ -51,10 +51,10 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A threshold beside the value found. ``close`` says that the limit lies inside the value's interval."""
+    """A threshold beside the figure found. ``close`` says that the limit lies inside the figure's interval."""
 
     threshold: Threshold
-    value: float
+    figure: Figure
     holds: bool
     close: bool
 
@@ -115,10 +115,8 @@ def usable(thresholds: list[Threshold], suite: Suite, text_only: bool) -> tuple[
             raise ParameterError("--threshold", f"'{threshold}': no case with this tag has a check")
     if not judged:
         why = " that texts alone can tell" if thresholds else ""
-        raise ParameterError(
-            "--threshold",
-            f"there is none{why}, so there would be no verdict; for example --threshold 'all: changed 0.1'",
-        )
+        example = "--threshold 'all: changed 0.1'"
+        raise ParameterError("--threshold", f"there is none{why}, so there would be no verdict; for example {example}")
     return judged, [t for t in thresholds if t not in judged]
 
 
@@ -128,9 +126,9 @@ def judge(thresholds: Iterable[Threshold], figures: Mapping[str, Figures]) -> li
 
 
 def _judged(threshold: Threshold, figures: Figures) -> Judgement:
-    figure = getattr(figures, threshold.metric)
+    figure: Figure | None = getattr(figures, threshold.metric)
     assert figure is not None, "usable() lets pass what was measured"
     value, limit = figure.value, threshold.limit
     holds = value >= limit if METRICS[threshold.metric].at_least else value <= limit
-    close = figure.low is not None and figure.low < limit < figure.high
-    return Judgement(threshold, value, holds, close)
+    close = figure.low is not None and figure.high is not None and figure.low < limit < figure.high
+    return Judgement(threshold, figure, holds, close)
