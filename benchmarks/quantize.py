@@ -27,7 +27,7 @@ from typing import Any
 import numpy
 import torch
 from accuracy import CHUNK, DATA, Scorer
-from comparison.divergence import Divergence, chunks_of, scored
+from comparison.divergence import Totals, chunks_of, scored
 from comparison.machine import describe
 from comparison.pins import Place
 from comparison.report import table
@@ -128,7 +128,7 @@ class Table:
         print(kept.read_text(), flush=True)
 
     def _figures(self, name: str, logits: list[torch.Tensor]) -> dict[str, float]:
-        found = Divergence.empty()
+        found = Totals()
         for chunk, base, other in zip(self._chunks[name], self._base[name], logits, strict=True):
             found.add(base, other, torch.tensor(chunk)[scored(CHUNK).start + 1 :])
         return found.figures()

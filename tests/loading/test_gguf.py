@@ -254,3 +254,34 @@ def test_damage_is_always_a_model_error(
         list(iter_weights(files, progress=False))
     except ModelError as error:
         assert "m.gguf" in str(error)
+
+
+@pytest.mark.parametrize("alignment", [8, 64, 4096])
+def test_other_alignments(alignment: int, tmp_path: Path) -> None:
+    """Data starts, and each tensor lies, at multiples of what the file says."""
+    values = {"token_embd.weight": np.arange(15, dtype=np.float32).reshape(5, 3), "output.weight": np.ones((5, 3))}
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_custom_alignment(alignment)
+    for name, array in values.items():
+        writer.add_tensor(name, array.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = open_gguf(tmp_path / "m.gguf").tensors
+    for name, array in values.items():
+        assert found[name].offset % alignment == 0
+        np.testing.assert_array_equal(read_tensor(found[name]).numpy(), array)
+
+
+@pytest.mark.parametrize("alignment", [0, 24])
+def test_an_alignment_that_is_none(alignment: int, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_uint32("general.alignment", alignment)
+    writer.add_tensor("token_embd.weight", np.ones((4, 4), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=rf"m\.gguf.*alignment is {alignment}"):
+        open_gguf(tmp_path / "m.gguf")

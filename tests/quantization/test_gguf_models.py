@@ -4,8 +4,9 @@ import pytest
 import torch
 from qiao.build import build_engine
 from qiao.config import EngineArgs
-from qiao.errors import ParameterError, PlanRefusedError
+from qiao.errors import ModelError, ParameterError, PlanRefusedError
 from qiao.loading import iter_weights, load_config, quantized_weights, resolve
+from qiao.loading.gguf import open_gguf
 from qiao.models import describe
 from qiao.quantization import QuantizedWeight
 
@@ -108,6 +109,18 @@ def test_what_the_header_announces_is_what_comes(tmp_path):
     assert {n: (w.form, w.shape) for n, w in announced.items()} == {n: (w.form, w.shape) for n, w in found.items()}
     assert all(w.tensors["weight"].is_meta for w in announced.values())
     assert set(describe(load_config(files), announced).schemes) == {"w8a16"}
+
+
+@pytest.mark.parametrize("pattern", [b"\x00\x7c", b"\x00\x7e"])
+def test_a_scale_that_is_no_number_is_named(pattern, tmp_path):
+    """Infinity or NaN as the scale of one block would become NaN in every logit."""
+    file = write_gguf(rand_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf", "Q8_0")
+    tensor = open_gguf(file).tensors["blk.1.ffn_down.weight"]
+    content = bytearray(file.read_bytes())
+    content[tensor.offset : tensor.offset + 2] = pattern
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match=r"m\.gguf.*layers\.1\.mlp\.down_proj"):
+        list(iter_weights(resolve(file), progress=False))
 
 
 def arguments(file, **changes):

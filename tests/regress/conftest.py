@@ -1,12 +1,5 @@
-import pytest
+"""Products are compared to the bit and to 1e-4, so the native plugin must not round activations."""
 
+from tests.quantization.conftest import exact_activations
 
-@pytest.fixture(autouse=True)
-def exact_activations(monkeypatch):
-    """The native plugin rounds activations of weight-only products to int8 unless told not to."""
-    monkeypatch.setenv("QIAO_CPU_INT8_ACTIVATIONS", "0")
-    try:
-        from qiao_cpu import matmul
-    except ImportError:
-        return
-    monkeypatch.setattr(matmul, "_ROUND", False, raising=False)
+__all__ = ["exact_activations"]

@@ -174,6 +174,14 @@ class TestDamage:
         assert self.caught(good, change(good, tmp_path / "bad", dropped)) > 1e-3
 
 
+def test_pieces_are_the_text(tmp_path):
+    """One character of three byte tokens is shown once, at its last token."""
+    chain = chain_checkpoint(tmp_path / "m", "x>a\u4e2db")
+    suite = read_suite('{"id": "a", "prompt": "x"}', "s")
+    answer = compare(args(chain), args(chain), suite).results[0].base
+    assert answer.text == "a\u4e2db" and answer.pieces == ["a", "", "", "\u4e2d", "b", "</s>"]
+
+
 def test_only_one_model_is_in_memory(rand, monkeypatch):
     alive: list[weakref.ref] = []
     start = regress_models.LLM.from_engine_args

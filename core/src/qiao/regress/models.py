@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -88,13 +89,18 @@ class Side:
         """Token texts for showing."""
         return [self._llm.frontend.table.label(i) for i in token_ids]
 
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """The text that each token adds; a character of several tokens belongs to the one that completes it."""
+        decoder = getincrementaldecoder("utf-8")("replace")
+        return [decoder.decode(self._llm.frontend.token_bytes(i)) for i in token_ids]
+
     def answers(self, prompts: Sequence[list[int]], max_tokens: Sequence[int]) -> list[Answer]:
         """Greedy answers to tokenized prompts, computed together."""
         params = [SamplingParams(temperature=0.0, max_tokens=limit) for limit in max_tokens]
         results = self._llm.generate(list(prompts), params, use_tqdm=False)
         outputs = [result.outputs[0] for result in results]
         return [
-            Answer(out.token_ids, self.labels(out.token_ids), out.text, out.finish_reason == "stop") for out in outputs
+            Answer(out.token_ids, self.pieces(out.token_ids), out.text, out.finish_reason == "stop") for out in outputs
         ]
 
     def logits(self, prompt: list[int], continuation: list[int]) -> Iterator[torch.Tensor]:
@@ -123,8 +129,10 @@ def naming(what: str) -> Iterator[None]:
         yield
     except UsageError as error:
         raise UsageError(f"{what}: {error}") from error
-    except QiaoError as error:
+    except KernelError as error:
         raise KernelError(f"{what}: {error}") from error
+    except QiaoError as error:
+        raise QiaoError(f"{what}: {error}") from error
 
 
 @dataclass
