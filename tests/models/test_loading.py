@@ -129,6 +129,21 @@ def test_buffers_of_older_checkpoints_are_ignored():
     _close(Paged(build(config, weights.items())).feed(ids), _wanted(config, ids))
 
 
+def test_biases_of_zeros_add_nothing():
+    """Tools that quantize write them for every layer."""
+    config, ids = _llama(), token_ids(9, 128)
+    weights = {**_weights(config), "model.layers.0.mlp.down_proj.bias": torch.zeros(64, dtype=torch.float16)}
+    _close(Paged(build(config, weights.items())).feed(ids), _wanted(config, ids))
+
+
+def test_scales_of_an_fp8_cache_are_ignored():
+    config, ids = _llama(), token_ids(9, 128)
+    weights = _weights(config)
+    weights["model.layers.0.self_attn.k_scale"] = torch.tensor(0.3)
+    weights["model.layers.1.self_attn.v_proj.output_scale"] = torch.tensor([0.3])
+    _close(Paged(build(config, weights.items())).feed(ids), _wanted(config, ids))
+
+
 def _raises(config, weights, *words):
     with pytest.raises(ModelError) as caught:
         build(config, weights.items() if isinstance(weights, dict) else weights)
@@ -165,7 +180,9 @@ class TestMistakes:
         _raises(_llama(), _weights(_llama(num_hidden_layers=3)), "model.layers.2.")
 
     def test_a_bias_that_the_config_denies(self):
-        _raises(_llama(), _weights(_llama(attention_bias=True)), "model.layers.0.self_attn", "bias")
+        weights = _weights(_llama(attention_bias=True))
+        weights["model.layers.0.self_attn.q_proj.bias"][3] = 1e-3
+        _raises(_llama(), weights, "does not use", "model.layers.0.self_attn.q_proj.bias")
 
     def test_a_bias_that_the_config_promises(self):
         _raises(_llama(mlp_bias=True), _weights(_llama()), "lacks", "model.layers.0.mlp.down_proj.bias")

@@ -59,14 +59,16 @@ def fill(
 ) -> None:
     """Put each of ``weights`` into its target, one at a time, none kept. Of a pair in ``either``, one is enough.
 
-    Raises ``ModelError`` naming tensors that have no target, come twice, have another shape or are missing.
+    A bias of zeros that has no target is left out. Raises ``ModelError`` naming tensors that have none, come twice,
+    have another shape or are missing.
     """
     unexpected: list[str] = []
     seen: set[str] = set()
     for name, weight in weights:
         target = targets.get(name)
         if target is None:
-            unexpected.append(name)
+            if not _zero_bias(name, weight):
+                unexpected.append(name)
             continue
         if name in seen or seen.intersection(target.covers):
             raise ModelError(f"tensor {name} comes twice in the checkpoint, or both fused and in parts")
@@ -83,6 +85,11 @@ def fill(
     missing = [n for n, t in targets.items() if n not in seen and not t.covers]
     if missing or unexpected:
         raise ModelError(_mismatch(missing, unexpected))
+
+
+def _zero_bias(name: str, weight: Weight) -> bool:
+    """Whether this is a bias that adds nothing: tools that quantize write one for layers that have none."""
+    return name.endswith(".bias") and isinstance(weight, torch.Tensor) and not bool(weight.any())
 
 
 def _mismatch(missing: list[str], unexpected: list[str]) -> str:

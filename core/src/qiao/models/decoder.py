@@ -20,8 +20,9 @@ from qiao.models.spec import DecoderSpec, LayerSpec, shape_of
 from qiao.optable import OpTable
 from qiao.quantization import Weight
 
-BUFFERS = re.compile(r"rotary_(pos_)?emb\.|\.(inv_freq|masked_bias)$")
-"""Tensors that older checkpoints saved though they follow from the config."""
+BUFFERS = re.compile(r"rotary_(pos_)?emb\.|\.(inv_freq|masked_bias)$|\.(k|v|kv|q|prob|output)_scale$")
+"""Tensors without a use here: what older checkpoints saved though it follows from the config, and the scales with which
+FP8 checkpoints suggest to store keys and values (an 8-bit cache here finds its own for each token)."""
 
 
 class DecoderLayer:
