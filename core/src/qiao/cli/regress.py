@@ -156,16 +156,20 @@ def _check_places(asked: _Asked) -> None:
 
 
 def _show(report: dict[str, Any], say: dict[str, str]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from qiao.regress.report import tag_rows, with_interval
+    from qiao.regress.report import label, tag_rows, with_interval
 
-    table = Table(title=f"{report['base']['name']} → {report['candidate']['name']}", title_justify="left")
+    title = Text(f"{label(report['base'])} → {label(report['candidate'])}")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     rows = tag_rows(report, intervals=False)
+    for row in rows:  # what fits in 80 columns
+        del row["kl_p99"]
     for name in rows[0]:
-        table.add_column(say[f"column.{name}"])
+        table.add_column(say[f"short.{name}"], no_wrap=True)
     for row in rows:
         table.add_row(*(Text(value) for value in row.values()))
     console = Console()

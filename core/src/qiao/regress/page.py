@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from qiao.errors import ParameterError
 from qiao.regress import svg
-from qiao.regress.report import shown, tag_rows, with_interval, worst
+from qiao.regress.report import label, shown, tag_rows, with_interval, worst
 
 LANGUAGES = ("en", "zh")
 
@@ -46,6 +46,7 @@ def render(report: Mapping[str, Any], language: str) -> str:
         notes=[say[f"note.{note['key']}"].format(**note["values"]) for note in report["notes"]],
         models=[(say["base"], report["base"]), (say["candidate"], report["candidate"])],
         plots=[(title, Markup(plot)) for title, plot in _plots(report, say) if plot],  # noqa: S704 - made in svg.py
+        label=label,
         with_interval=with_interval,
         heat=_heat,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qiao.regress.divergence import Divergence
-from qiao.regress.figures import LEVEL, RESAMPLES, SEED, Figures, figures_by_tag, finite
+from qiao.regress.figures import LEVEL, RESAMPLES, SEED, figures_by_tag, finite
 from qiao.regress.models import Answer
 from qiao.regress.results import CaseResult
 from qiao.regress.run import Comparison
@@ -115,7 +115,7 @@ def _along(found: Divergence) -> dict[str, Any] | None:
 
 
 def tag_rows(report: Mapping[str, Any], intervals: bool = True) -> list[dict[str, str]]:
-    """Each tag's figures as text, for tables."""
+    """Each tag's figures as text, for tables; without ``intervals`` short ones."""
     return [{"tag": tag, **_row(found, intervals)} for tag, found in report["tags"].items()]
 
 
@@ -124,24 +124,33 @@ def _row(found: Mapping[str, Any], intervals: bool) -> dict[str, str]:
         figure = found[name]
         return with_interval(figure, form) if intervals or figure is None else shown(figure["value"], form)
 
-    checks = f"{found['base_passes']} → {found['candidate_passes']} / {found['checked']}" if found["checked"] else "-"
+    arrow, slash = (" → ", " / ") if intervals else ("→", "/")
+    checks = f"{found['base_passes']}{arrow}{found['candidate_passes']}{slash}{found['checked']}"
     return {
         "cases": str(found["cases"]),
-        "kl": text("kl", ".4g"),
+        "kl": text("kl", ".4g" if intervals else ".2g"),
         "kl_p99": text("kl_p99", ".3g"),
         "top1": text("top1", ".1%"),
-        "perplexity": _perplexities(found),
-        "checks": checks,
+        "perplexity": _perplexities(found, intervals),
+        "checks": checks if found["checked"] else "-",
         "lost": text("lost", ".0f"),
         "changed": text("changed", ".0%"),
         "numeric": text("numeric", ".4g"),
     }
 
 
-def _perplexities(found: Mapping[str, Any]) -> str:
+def label(facts: Mapping[str, Any]) -> str:
+    """A model's name with its settings, which may be all that sets it apart."""
+    settings = ", ".join(f"{key}={value}" for key, value in facts["settings"].items() if key != "model")
+    return f"{facts['name']} ({settings})" if settings else str(facts["name"])
+
+
+def _perplexities(found: Mapping[str, Any], both: bool) -> str:
     if found["perplexity"] is None:
         return "-"
     growth = shown(found["perplexity"]["value"], "+.1%")
+    if not both:
+        return growth
     return f"{found['base_perplexity']:.4g} → {found['candidate_perplexity']:.4g} ({growth})"
 
 
@@ -171,6 +180,3 @@ _PARTS = ("answer", "reference")
 
 def _kl(case: Mapping[str, Any], part: str) -> float:
     return float(case[part]["kl"]) if case[part] else 0.0
-
-
-__all__ = ["Figures", "make_report", "shown", "tag_rows", "with_interval", "worst"]
