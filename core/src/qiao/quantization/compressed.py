@@ -121,7 +121,8 @@ class CompressedTensors:
         if zero is None:
             return None
         if packed and zero.dtype == torch.int32:
-            zero = unpack(zero.T.contiguous(), bits).T[: scale.shape[0]]
+            words = int32_words(f"{module}.weight_zero_point", zero)
+            zero = unpack(words.T.contiguous(), bits).T[: scale.shape[0]]
         else:
             zero = _raised(zero.reshape(-1, scale.shape[1]).expand(scale.shape[0], -1), 1 << (bits - 1))
         expect(f"{module}.weight_zero_point", zero.shape, scale.shape)
