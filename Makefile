@@ -13,7 +13,7 @@ endif
 export PYTHON TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check docs bench bench-peers sanitize wheels clean
+.PHONY: help setup serve test check docs conformance bench bench-peers sanitize wheels clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -41,6 +41,10 @@ check: setup ## ruff, mypy strict on core, import-linter, generated documents, b
 	$(BIN)/python -m pytest tests/architecture tests/docs
 
 docs: setup ## rewrite the generated pages of docs/
+	$(BIN)/python -m tools.docs
+
+conformance: setup ## the conformance kit on every plugin here; renews their coverage files (a few minutes)
+	$(BIN)/python -m tools.conformance $(ARGS)
 	$(BIN)/python -m tools.docs
 
 bench: setup ## host overhead of the engine, the CPU kernels, and a small run over HTTP (10 minutes)

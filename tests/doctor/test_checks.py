@@ -55,6 +55,16 @@ DRIVER = {
     "versions": {"driver": "1.2"},
     "distributions": {},
     "torch": ["torch-acme"],
+    "monitor": {"command": "acme-smi", "chips": [], "driver": "", "problem": ""},
+}
+SICK = {
+    "label": "0",
+    "name": "acme-1",
+    "family": "",
+    "used": 0,
+    "total": 1 << 30,
+    "health": "Alarm",
+    "healthy": False,
 }
 PLUGIN = {
     "name": "acme",
@@ -81,6 +91,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "warning",
         {
             "drivers": [{**DRIVER, "versions": {}}],
+            "packages": {"qiao-acme": "0.1"},
+            "torch_packages": {"torch-acme": "2.9"},
+        },
+    ),
+    "driver_with_cpu_torch": (
+        "warning",
+        {
+            "drivers": [{**DRIVER, "torch": ["torch"]}],
+            "packages": {"qiao-acme": "0.1"},
+            "torch": {"version": "2.9.0+cpu", "threads": 8, "cpu_capability": "AVX2"},
+        },
+    ),
+    "chip_unhealthy": (
+        "warning",
+        {
+            "drivers": [{**DRIVER, "monitor": {**DRIVER["monitor"], "chips": [SICK]}}],
+            "packages": {"qiao-acme": "0.1"},
+            "torch_packages": {"torch-acme": "2.9"},
+        },
+    ),
+    "monitor_failed": (
+        "warning",
+        {
+            "drivers": [{**DRIVER, "monitor": {**DRIVER["monitor"], "problem": "no driver"}}],
             "packages": {"qiao-acme": "0.1"},
             "torch_packages": {"torch-acme": "2.9"},
         },

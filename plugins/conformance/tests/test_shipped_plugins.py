@@ -12,7 +12,7 @@ from qiao_conformance.target import find
 def test_plugin_passes(plugin, hook):
     sim.setup(memory=256 << 20)
     target = find(plugin)
-    kit.test_arguments_have_the_contracts_names_and_order(target, hook)
+    kit.test_names_and_types(target, hook)
     for case in cases(hook, target.capabilities, seed=1):
         kit.test_case(target, case)
 

@@ -27,7 +27,7 @@ def test_only_rounding_needs_looser_tolerances(target):
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_hook(target, hook):
-    kit.test_arguments_have_the_contracts_names_and_order(target, hook)
+    kit.test_names_and_types(target, hook)
     for case in cases(hook, target.capabilities):
         kit.test_case(target, case)
 

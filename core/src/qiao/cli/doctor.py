@@ -65,7 +65,7 @@ def render(told: dict[str, Any], language: str) -> str:
         "cpu": _cpu(told, say),
         "memory": [told["memory"]["explanation"]],
         "software": _software(told, say),
-        "drivers": [_driver(d, say) for d in told["drivers"]] or [say("drivers.none")],
+        "drivers": [line for d in told["drivers"] for line in _driver(d, say)] or [say("drivers.none")],
         "plugins": [_plugin(p, say) for p in told.get("plugins", ())] or [say("none")],
         "runs": _runs(told.get("device", {}), say),
         "findings": _findings(told, say),
@@ -98,11 +98,19 @@ def _software(told: dict[str, Any], say: Catalog) -> list[str]:
     return lines
 
 
-def _driver(driver: dict[str, Any], say: Catalog) -> str:
+def _driver(driver: dict[str, Any], say: Catalog) -> list[str]:
     versions = {**driver["versions"], **driver["distributions"]}
     parts = [say("drivers.present" if driver["present"] else "drivers.absent")]
     parts += [f"{name} {version}" for name, version in versions.items()]
-    return f"{driver['vendor']}: {'; '.join((*parts, *driver['evidence']))}"
+    lines = [f"{driver['vendor']}: {'; '.join((*parts, *driver['evidence']))}"]
+    return lines + [f"  {_chip(chip, say)}" for chip in driver["monitor"]["chips"]]
+
+
+def _chip(chip: dict[str, Any], say: Catalog) -> str:
+    name = f"{chip['name']} ({chip['family']})" if chip["family"] else chip["name"]
+    sizes = {"used": f"{chip['used'] / 2**30:.1f}", "total": f"{chip['total'] / 2**30:.1f}"}
+    memory = say("chip.memory", **sizes) if chip["total"] else say("chip.no_memory")
+    return ", ".join(filter(None, (f"{chip['label']}: {name}", memory, chip["health"])))
 
 
 def _plugin(plugin: dict[str, Any], say: Catalog) -> str:

@@ -30,7 +30,7 @@ class Finding:
 
 def findings(facts: dict[str, Any]) -> list[Finding]:
     """All findings, worst first."""
-    checks = (_software, _cpu, _memory, _drivers, _plugins, _device, _surroundings)
+    checks = (_software, _cpu, _memory, _drivers, _chips, _plugins, _device, _surroundings)
     order = (ERROR, WARNING, INFO)
     found = [finding for check in checks for finding in check(facts)]
     return sorted(found, key=lambda finding: order.index(finding.level))
@@ -66,6 +66,16 @@ def _memory(facts: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
+def _chips(facts: dict[str, Any]) -> Iterator[Finding]:
+    for driver in facts["drivers"]:
+        reading, values = driver["monitor"], {"vendor": driver["vendor"]}
+        for chip in reading["chips"]:
+            if not chip["healthy"]:
+                yield Finding(WARNING, "chip_unhealthy", {**values, **chip})
+        if reading["problem"] and driver["present"]:
+            yield Finding(WARNING, "monitor_failed", {**values, **reading})
+
+
 def _drivers(facts: dict[str, Any]) -> Iterator[Finding]:
     for driver in facts["drivers"]:
         package, values = driver["package"], {"vendor": driver["vendor"], "package": driver["package"]}
@@ -79,6 +89,8 @@ def _drivers(facts: dict[str, Any]) -> Iterator[Finding]:
             yield Finding(WARNING, "driver_without_package", values)
         elif missing := [name for name in driver["torch"] if not facts["torch_packages"].get(name)]:
             yield Finding(WARNING, "driver_without_torch", {**values, "names": ", ".join(missing)})
+        elif driver["torch"] == ["torch"] and facts["torch"].get("version", "").endswith("+cpu"):
+            yield Finding(WARNING, "driver_with_cpu_torch", {**values, "version": facts["torch"]["version"]})
         elif "driver" not in driver["versions"]:
             yield Finding(WARNING, "driver_version_unknown", values)
 

@@ -12,7 +12,10 @@ import typer
 
 from qiao.errors import QiaoError, UsageError
 
-COMMANDS = ("serve", "chat", "complete", "run", "plan", "plugins", "doctor", "bench", "quantize", "regress")
+COMMANDS = (
+    *("serve", "chat", "complete", "run", "plan", "plugins", "plugin", "conformance"),
+    *("doctor", "bench", "quantize", "regress"),
+)
 """Modules of ``qiao.cli`` in the order of the help text. Each imports what is heavy inside its command only."""
 
 

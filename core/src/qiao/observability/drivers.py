@@ -1,4 +1,6 @@
-"""Which accelerators' drivers and SDKs are on this machine, by files alone: nothing of a vendor's is imported or run.
+"""Which accelerators' drivers and SDKs are on this machine, by files and by the vendors' monitoring commands.
+
+Nothing of a vendor's is imported.
 
 What to look for is data (``known_drivers.json``), so that no code of the core names a device.
 """
@@ -8,12 +10,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from qiao.observability import monitors
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class Driver:
 
     ``present`` means a device node, a driver version or a PCI device: a device is likely here. Else only an SDK, a
     command or a Python package was found. ``versions`` and ``distributions`` map names to versions; ``torch`` names the
-    distributions that bring its torch backend.
+    distributions that bring its torch backend. ``monitor`` is what the vendor's own command says.
     """
 
     name: str
@@ -33,6 +37,7 @@ class Driver:
     versions: Mapping[str, str]
     distributions: Mapping[str, str]
     torch: tuple[str, ...]
+    monitor: monitors.Reading
 
 
 def known_drivers() -> dict[str, Any]:
@@ -42,11 +47,17 @@ def known_drivers() -> dict[str, Any]:
     return data
 
 
-def find_drivers(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> list[Driver]:
-    """What of the known accelerators is found below ``root``; those without a trace are left out."""
+def find_drivers(
+    root: Path = Path("/"), environment: Mapping[str, str] | None = None, ask: monitors.Ask | None = None
+) -> list[Driver]:
+    """What of the known accelerators is found below ``root``; those without a trace are left out.
+
+    ``ask`` runs the monitoring commands; without it they are run on this machine only, not where ``root`` is another's.
+    """
     env = environment or {}
     pci = list(_pci(root))
-    found = (_find(entry, root, env, pci) for entry in known_drivers()["accelerators"])
+    run = ask or (monitors.ask if root == Path("/") else _nothing)
+    found = (_find(entry, root, env, pci, run) for entry in known_drivers()["accelerators"])
     return [driver for driver in found if driver is not None]
 
 
@@ -58,21 +69,28 @@ def installed(distribution: str) -> str:
         return ""
 
 
+def _nothing(command: Sequence[str], folders: Sequence[str]) -> None:
+    """There is no command in another machine's tree."""
+
+
 def _find(
-    entry: dict[str, Any], root: Path, environment: Mapping[str, str], pci: list[tuple[str, str]]
+    entry: dict[str, Any], root: Path, environment: Mapping[str, str], pci: list[tuple[str, str]], ask: monitors.Ask
 ) -> Driver | None:
     nodes = [f"/{p.relative_to(root)}" for pattern in entry["devices"] for p in _glob(root, pattern)]
     wanted = entry["pci"]
     cards = sum(v == wanted["vendor"] and c.startswith(tuple(wanted["classes"])) for v, c in pci)
     versions = dict(_versions(entry["versions"], root, environment))
     evidence = nodes + ([f"{cards} PCI device(s) of vendor {wanted['vendor']}"] if cards else [])
-    present = bool(nodes or cards or "driver" in versions)
+    reading = monitors.read(entry.get("monitor"), ask)
+    if reading.driver:
+        versions.setdefault("driver", reading.driver)
+    present = bool(nodes or cards or reading.chips or "driver" in versions)
     evidence += [f"${name}" for name in entry["environment"] if environment.get(name)]
     if root == Path("/"):
         evidence += [path for command in entry["commands"] if (path := shutil.which(command))]
     own = {name: version for name in entry["distributions"] if (version := installed(name))}
     special = {name: version for name, version in own.items() if name in entry["torch"]}
-    if not (evidence or versions or special):
+    if not (evidence or versions or special or reading.command):
         return None
     return Driver(
         entry["name"],
@@ -83,6 +101,7 @@ def _find(
         versions,
         own,
         tuple(entry["torch"]),
+        reading,
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from importlib import metadata
 from typing import Any
 
 import torch
-from qiao.contract import CATALOG, GROUP, SPECS, Capabilities, DeviceInfo, KVCache, Tolerance
+from qiao.contract import CATALOG, GROUP, Capabilities, DeviceInfo, KVCache, Tolerance
 from qiao.contract.cases import Case, LooseCache, LooseWeight, place
+from qiao.errors import PluginError
+from qiao.registry.backend import probe, read_capabilities
+from qiao.registry.discovery import discover
+from qiao.registry.manager import load
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Target:
     hooks: Mapping[str, Callable[..., Any]]
     device: DeviceInfo
     capabilities: Capabilities
+    distribution: str = ""
+    version: str = ""
 
     def tolerance(self, hook: str, dtype: str, scheme: str = "") -> Tolerance:
         """The catalog's, or the looser one that the plugin declares, be it for one weight format or for all."""
@@ -47,28 +51,29 @@ class Target:
 
 
 def find(asked: str) -> Target:
-    """The target for ``asked``, a plugin's name or ``plugin:index``. Raises ``LookupError`` saying what there is."""
+    """The target for ``asked``, a plugin's name or ``plugin:index``, loaded and checked as Qiao itself does.
+
+    Raises ``LookupError`` saying what there is, or what is wrong with the plugin.
+    """
     name, _, index = asked.partition(":")
-    points = {p.name: p for p in metadata.entry_points(group=GROUP)}
-    if name not in points:
-        raise LookupError(f"no plugin {name!r} in group {GROUP}; installed: {', '.join(sorted(points)) or 'none'}")
-    plugin = points[name].load()
-    hooks = {hook: getattr(plugin, hook) for hook in CATALOG if callable(getattr(plugin, hook, None))}
-    devices = hooks["probe_devices"]()
-    chosen = [d for d in devices if not index or d.name == asked]
-    if not chosen:
-        raise LookupError(f"plugin {name!r} finds no such device; it finds {[d.name for d in devices]}")
-    return Target(name, hooks, chosen[0], hooks["capabilities"](chosen[0].chip))
-
-
-def specified() -> dict[str, tuple[str, ...]]:
-    """Argument names of each hook, from the specification classes."""
-    out = {}
-    for spec in SPECS:
-        for name, function in vars(spec).items():
-            if not name.startswith("_"):
-                out[name] = tuple(inspect.signature(function).parameters)[1:]
-    return out
+    discovery = discover()
+    record = discovery.named(name)
+    if record is None:
+        names = sorted({r.name for r in discovery.records})
+        raise LookupError(f"no plugin {name!r} in group {GROUP}; installed: {', '.join(names) or 'none'}")
+    if record.reason:
+        raise LookupError(f"plugin {name!r} cannot be used: {record.reason}")
+    try:
+        plugin = load(record, discovery.core_version)
+        devices = probe(plugin)
+        chosen = [d for d in devices if not index or d.name == asked]
+        if not chosen:
+            raise LookupError(f"plugin {name!r} finds no such device; it finds {[d.name for d in devices]}")
+        capabilities = read_capabilities(plugin, chosen[0].chip)
+    except PluginError as error:
+        raise LookupError(f"plugin {name!r} cannot be used: {error}") from error
+    origin = (record.distribution, record.version)
+    return Target(name, plugin.hooks, chosen[0], capabilities, *origin)
 
 
 def host(value: Any) -> Any:
@@ -79,7 +84,7 @@ def host(value: Any) -> Any:
         return {f.name: host(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
         return {k: host(v) for k, v in value.items()}
-    return value
+    return tuple(host(v) for v in value) if isinstance(value, tuple) else value
 
 
 def same(a: Any, b: Any) -> bool:
@@ -89,6 +94,8 @@ def same(a: Any, b: Any) -> bool:
         return equal and bool(((a == b) | ((a != a) & (b != b))).all())
     if isinstance(a, dict):
         return all(same(a[k], b[k]) for k in a)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
 
 
@@ -123,4 +130,4 @@ def flat_rows(cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
     return key.flatten(0, 1), value.flatten(0, 1)
 
 
-__all__ = ["LooseCache", "LooseWeight", "Target", "find", "flat_rows", "host", "same", "specified", "worst"]
+__all__ = ["LooseCache", "LooseWeight", "Target", "find", "flat_rows", "host", "same", "worst"]

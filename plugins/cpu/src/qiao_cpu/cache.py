@@ -11,6 +11,7 @@ import math
 import mmap
 from dataclasses import dataclass, field
 
+import psutil
 import torch
 from qiao.contract import KVCache, hookimpl
 
@@ -29,12 +30,22 @@ def _padded(size: int) -> int:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros straight from the system: torch's own would write, and so occupy, all of it at once."""
+    """Zeros straight from the system: torch's own would write, and so occupy, all of it at once.
+
+    More than the machine has is refused here: many systems would promise it and end the process when it is used.
+    """
     count = math.prod(shape)
+    total = psutil.virtual_memory().total
+    if count * dtype.itemsize > total:
+        raise torch.OutOfMemoryError(
+            f"qiao-cpu: {count * dtype.itemsize} bytes for the KV cache, the machine has {total}"
+        )
     try:
         memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise MemoryError(f"qiao-cpu: {count * dtype.itemsize} bytes for the KV cache: {error.strerror}") from error
+        raise torch.OutOfMemoryError(
+            f"qiao-cpu: {count * dtype.itemsize} bytes for the KV cache: {error.strerror}"
+        ) from error
     return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
 
 

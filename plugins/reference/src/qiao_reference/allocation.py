@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import psutil
 import torch
 from qiao.contract import KVCache, hookimpl
 
@@ -17,6 +20,9 @@ def allocate_kv(
     }
     if layout not in shapes:
         raise ValueError(f"KV layout {layout!r} is not one of NHD, HND")
+    size, total = 2 * math.prod(shapes[layout]) * dtype.itemsize, psutil.virtual_memory().total
+    if size > total:  # many systems would promise it and end the process when it is used
+        raise torch.OutOfMemoryError(f"a KV cache of {size} bytes, the machine has {total}")
     key, value = (torch.zeros(shapes[layout], dtype=dtype, device=device) for _ in range(2))
     if dtype != torch.int8:
         return KVCache(key, value, block_size, layout)

@@ -11,6 +11,17 @@ from qiao.contract.cases.base import LooseWeight, Made, Random
 from qiao.contract.types import Capabilities, WeightInfo
 
 
+def weight(
+    random: Random, scheme: str, rows: int, columns: int, dtype: str, group: int = -1, options: str = ""
+) -> LooseWeight:
+    """A weight [rows, columns] of ``scheme``; ``options`` may hold ``zero``, ``perm`` and, for fp8, ``rows``."""
+    if scheme == "dense":
+        return _dense(random, rows, columns, dtype)
+    if scheme == "fp8":
+        return _fp8(random, rows, columns, "rows" in options)
+    return _integer(random, scheme, rows, columns, group, options)
+
+
 def _dense(random: Random, rows: int, columns: int, dtype: str) -> LooseWeight:
     weight = (random.normal(rows, columns) * columns**-0.5).to(getattr(torch, dtype))
     return LooseWeight("dense", {"weight": weight}, WeightInfo("w", columns, rows))

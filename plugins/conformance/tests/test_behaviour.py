@@ -1,0 +1,172 @@
+"""What the kit asks of a hook beside its numbers: each kind of bad behaviour is noticed, none is seen in a good one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from qiao.contract import CATALOG
+from qiao.contract.cases import cases
+from qiao_conformance import behaviour, kit, reality, sim
+from qiao_conformance.target import Target, find
+
+
+@pytest.fixture
+def reference() -> Target:
+    return find("reference")
+
+
+def pair_of(target, hook):
+    return next(kit.few(target, hook))
+
+
+def with_hook(target, name, function):
+    return replace(target, hooks={**target.hooks, name: function})
+
+
+def test_a_result_that_a_later_call_overwrites_is_noticed(reference):
+    right, buffers = reference.hooks["silu_mul"], {}
+
+    def reused(x):
+        out = right(x)
+        kept = buffers.setdefault("out", torch.empty(10_000, dtype=x.dtype))[: out.numel()].view(out.shape)
+        return kept.copy_(out)
+
+    behaviour.check_repeatable(reference, *pair_of(reference, "silu_mul"))
+    with pytest.raises(AssertionError, match="a later call changed the result"):
+        behaviour.check_repeatable(with_hook(reference, "silu_mul", reused), *pair_of(reference, "silu_mul"))
+
+
+def test_state_from_an_earlier_call_is_noticed(reference):
+    right, calls = reference.hooks["rms_norm"], []
+
+    def drifting(x, weight, eps):
+        calls.append(1)
+        return right(x, weight, eps) * (1 + 1e-6 * len(calls))
+
+    with pytest.raises(AssertionError, match="other bits the second time"):
+        behaviour.check_repeatable(with_hook(reference, "rms_norm", drifting), *pair_of(reference, "rms_norm"))
+
+
+def test_a_kernel_that_takes_rows_for_contiguous_is_noticed(reference):
+    right = reference.hooks["silu_mul"]
+
+    def flat(x):
+        return right(torch.as_strided(x, x.shape, (x.shape[1], 1), x.storage_offset()))
+
+    case, _ = pair_of(reference, "silu_mul")
+    broken = with_hook(reference, "silu_mul", flat)
+    kit.check_case(broken, case)
+    with pytest.raises(AssertionError):
+        kit.check_case(broken, case, strided=True)
+
+
+def test_a_write_beside_strided_rows_is_noticed(reference):
+    right = reference.hooks["silu_mul"]
+
+    def careless(x):
+        out = right(x)
+        if x.stride(0) > x.shape[1]:
+            torch.as_strided(x, (1,), (1,), x.storage_offset() + x.shape[1]).zero_()
+        return out
+
+    case, _ = pair_of(reference, "silu_mul")
+    with pytest.raises(AssertionError, match="wrote beside the rows of x"):
+        kit.check_case(with_hook(reference, "silu_mul", careless), case, strided=True)
+
+
+@pytest.mark.parametrize(
+    ("allocate", "said"),
+    [
+        (lambda *shape: (_ for _ in ()).throw(RuntimeError("CUDA error")), "raised RuntimeError"),
+        (lambda *shape: None, "gave a cache of 4 times"),
+    ],
+)
+def test_running_out_of_memory_in_another_way_is_noticed(reference, allocate, said):
+    behaviour.check_out_of_memory(reference)
+    with pytest.raises(AssertionError, match=said):
+        behaviour.check_out_of_memory(with_hook(reference, "allocate_kv", allocate))
+
+
+def test_memory_that_stays_taken_is_noticed():
+    sim.setup(memory=64 << 20)
+    target, kept = find("sim"), []
+    right = target.hooks["allocate_kv"]
+
+    def leaking(num_blocks, *rest):
+        if num_blocks > 100:
+            kept.append(torch.empty(8 << 20, dtype=torch.uint8, device="sim:0"))
+        return right(num_blocks, *rest)
+
+    behaviour.check_out_of_memory(target)
+    with pytest.raises(AssertionError, match="still taken"):
+        behaviour.check_out_of_memory(with_hook(target, "allocate_kv", leaking))
+    kept.clear()
+
+
+def test_types_are_the_contracts(reference):
+    def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: int) -> torch.Tensor:
+        return x
+
+    def returns(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
+        return (x,)
+
+    def plain(x, weight, eps):
+        return x
+
+    def defaulted(x, weight, eps=1e-5):
+        return x
+
+    def misnamed(x, weigth, eps):
+        return x
+
+    for hook in reference.hooks:
+        behaviour.check_names_and_types(reference, hook)
+    behaviour.check_names_and_types(with_hook(reference, "rms_norm", plain), "rms_norm")
+    for wrong, said in (
+        (rms_norm, "eps is annotated"),
+        (returns, "return is annotated"),
+        (defaulted, "must not have a default"),
+        (misnamed, r"has the arguments \['weigth'\]"),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            behaviour.check_names_and_types(with_hook(reference, "rms_norm", wrong), "rms_norm")
+
+
+def test_a_small_model_runs_as_planned():
+    sim.setup(memory=256 << 20)
+    for target in (find("reference"), find("sim")):
+        reality.check_plan(target)
+
+
+def test_a_plan_that_does_not_hold_is_noticed(reference):
+    def refuses(x):
+        raise RuntimeError("no kernel for this chip")
+
+    sim.setup(memory=256 << 20)
+    target = find("sim")
+    with pytest.raises(AssertionError, match="the start-up probe failed"):
+        reality.check_plan(with_hook(target, "silu_mul", refuses))
+    right = target.hooks["attention"]
+
+    def shifted(query, *rest):
+        return right(query.roll(1, 1), *rest)
+
+    with pytest.raises(AssertionError, match="differ from the reference"):
+        reality.check_plan(with_hook(with_hook(target, "attention", shifted), "decode_attention", shifted))
+
+
+def test_every_declared_size_comes_up(reference):
+    facts = replace(reference.capabilities, block_sizes=(16, 32, 64, 128), head_dims=(64, 96, 128, 192, 256))
+    seen = {(c.block_size, c.key.shape[2]) for c in (x.arguments["cache"] for x in cases("write_kv", facts))}
+    assert {block for block, _ in seen} == {16, 32, 64, 128}
+    assert {dim for _, dim in seen} == {64, 96, 128, 192, 256}
+
+
+def test_every_hook_with_numbers_has_drawn_cases(reference):
+    from qiao_conformance import drawn
+
+    with_cases = {h for h in CATALOG if next(iter(cases(h, reference.capabilities)), None) is not None}
+    without = {h for h in with_cases if drawn.recipes(h, reference.capabilities) is None}
+    assert without <= {"allocate_kv", "copy_blocks", "swap_blocks", "capture"}
