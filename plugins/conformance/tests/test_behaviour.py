@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from qiao.contract import CATALOG
+from qiao.contract import CATALOG, KVCache
 from qiao.contract.cases import cases
 from qiao_conformance import behaviour, kit, reality, sim
 from qiao_conformance.target import Target, find
@@ -170,3 +170,42 @@ def test_every_hook_with_numbers_has_drawn_cases(reference):
     with_cases = {h for h in CATALOG if next(iter(cases(h, reference.capabilities)), None) is not None}
     without = {h for h in with_cases if drawn.recipes(h, reference.capabilities) is None}
     assert without <= {"allocate_kv", "copy_blocks", "swap_blocks", "capture"}
+
+
+def hidden_layout(target):
+    """The reference plugin behind a layout whose inside nobody else may read."""
+    inner, shut = "HND", "NZ"
+    hooks = dict(target.hooks)
+
+    def opened(function):
+        return lambda *args: function(*(replace(a, layout=inner) if isinstance(a, KVCache) else a for a in args))
+
+    def allocate(blocks, size, heads, dim, dtype, layout, device):
+        assert layout == shut
+        return replace(target.hooks["allocate_kv"](blocks, size, heads, dim, dtype, inner, device), layout=shut)
+
+    for name in ("write_kv", "attention", "decode_attention", "copy_blocks", "rope_write_kv"):
+        hooks[name] = opened(target.hooks[name])
+    del hooks["prepare_attention"]
+    facts = replace(target.capabilities, kv_layouts=(shut,), kv_dtypes=("float32",), dtypes=("float32",))
+    return replace(target, hooks={**hooks, "allocate_kv": allocate}, capabilities=facts)
+
+
+def test_a_layout_that_only_the_plugin_reads_is_checked_through_attention(reference):
+    target = hidden_layout(reference)
+    hooks = ("allocate_kv", "write_kv", "copy_blocks", "rope_write_kv", "attention")
+    for hook in hooks:
+        for case in cases(hook, target.capabilities):
+            kit.check_case(target, case)
+    kit.check_drawn(target, "write_kv", examples=5)
+    right = target.hooks["write_kv"]
+
+    def spills(key, value, cache, slots):
+        right(key, value, cache, slots)
+        if len(slots) == 6:  # a case's own six new tokens, not the cache that it begins with
+            right(key[:1], value[:1], cache, (slots[:1] + 1) % (cache.key.shape[0] * cache.block_size))
+
+    broken = with_hook(target, "write_kv", spills)
+    case = next(c for c in cases("write_kv", target.capabilities) if len(c.arguments["key"]) == 6)
+    with pytest.raises(AssertionError, match="attention reads other keys or values in block"):
+        kit.check_case(broken, case)

@@ -161,18 +161,6 @@ def test_options_of_both_front_ends_are_the_same():
     assert mine == {"json" if name == "as_json" else name for name in theirs}
 
 
-def test_a_whole_run_writes_a_file_that_is_not_stale(pytester):
-    file = pytester.path / "coverage.json"
-    options = ("--qiao-device", "sim", "--qiao-level", "stand-in", "--qiao-coverage", str(file), "--qiao-examples", "1")
-    outcomes = pytester.runpytest_subprocess(*options, "-p", "no:cacheprovider").parseoutcomes()
-    assert set(outcomes) == {"passed"} and outcomes["passed"] > 300
-    made = json.loads(file.read_text())
-    assert coverage.stale(made, find("sim").hooks) == []
-    (chip,) = made["chips"].values()
-    levels = {name: entry["level"] for name, entry in chip["operators"].items()}
-    assert levels["attention"] == levels["pack_weight"] == levels["probe_devices"] == "stand-in"
-
-
 def test_an_unknown_level_is_a_usage_error(pytester):
     result = pytester.runpytest_subprocess("--qiao-device", "reference", "--qiao-level", "perfect")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

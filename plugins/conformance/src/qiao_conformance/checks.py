@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from qiao.contract import CATALOG, KVCache
-from qiao.contract.cases import Case, LooseCache, LooseWeight
+from qiao.contract import CATALOG, AttentionMetadata, KVCache
+from qiao.contract.cases import Case, LooseCache, LooseWeight, place
 from qiao.contract.catalog import ACTIVATION
 
 from qiao_conformance import oracle
@@ -110,6 +110,9 @@ def _check_stored(
 ) -> None:
     """``key`` and ``value`` [T, K, D] at ``slots``, and elsewhere what the case's loose cache wrote before."""
     loose: LooseCache = case.arguments["cache"]
+    if cache.layout not in ("NHD", "HND"):
+        _check_through_attention(target, case, cache, (key, value), slots)
+        return
     for name, rows, old, new in zip(
         ("key", "value"), flat_rows(cache), (loose.key, loose.value), (key, value), strict=True
     ):
@@ -117,6 +120,40 @@ def _check_stored(
         unchanged = same(rows[loose.slots[kept]], oracle.stored(old[kept], loose.dtype))
         assert unchanged, f"{case.id}: {name} was written outside the slots"
         close(target, case, name, rows[slots[slots >= 0]], oracle.stored(new[slots >= 0], loose.dtype))
+
+
+def _check_through_attention(
+    target: Target, case: Case, cache: KVCache, new: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor
+) -> None:
+    """The same for a layout that only the plugin can read: one query over each whole block.
+
+    The case has written every slot; what it wrote again is ``new`` at ``slots``.
+    """
+    loose: LooseCache = case.arguments["cache"]
+    parts = [loose.key.clone(), loose.value.clone()]
+    for part, rows in zip(parts, new, strict=True):
+        part[slots[slots >= 0]] = rows[slots >= 0].to(part.dtype)
+    blocks, ones = loose.num_blocks, (1,) * loose.num_blocks
+    random = torch.Generator().manual_seed(blocks)
+    query = torch.randn(blocks, *loose.key.shape[1:], generator=random).to(loose.key.dtype)
+    lens = (loose.block_size,) * blocks
+    metadata = AttentionMetadata(
+        torch.arange(blocks + 1, dtype=torch.int32),
+        torch.tensor(lens, dtype=torch.int32),
+        torch.arange(blocks, dtype=torch.int32)[:, None],
+        torch.full((blocks,), -1),
+        ones,
+        lens,
+    )
+    rest = (query.shape[-1] ** -0.5, 0, 0.0)
+    device = target.device.torch_device
+    placed = [place(x, target.hooks, device) for x in (query, metadata)]
+    got = target.hooks["attention"](placed[0], cache, placed[1], *rest)
+    (want,) = oracle.attention(query, replace(loose, key=parts[0], value=parts[1]), metadata, *rest)
+    tolerance = target.tolerance("attention", case.dtype)
+    ratio, index = worst(got, want, tolerance)
+    block = index // want[0].numel()
+    assert ratio <= 1, f"{case.id}: attention reads other keys or values in block {block} than were written"
 
 
 def _check_write(target: Target, case: Case, arguments: dict[str, Any], result: Any) -> None:

@@ -150,7 +150,7 @@ def _linear(draw: st.DrawFn, facts: Capabilities) -> Linear:
     group, groups = draw(st.integers(1, 80)), 1
     if scheme in ("w4a16", "w8a16"):
         group, groups = draw(st.sampled_from((32, 64, 128))), draw(st.integers(1, 3))
-    options = {"fp8": ("", "rows"), "w8a16": ("", "zero"), "w4a16": ("", "perm")}.get(scheme, ("",))
+    options = {"fp8": ("", "rows"), "w8a16": ("", "zero"), "w4a16": ("", "perm", "symmetric")}.get(scheme, ("",))
     return Linear(
         draw(_choice(facts.dtypes)),
         scheme,
@@ -223,6 +223,7 @@ def _attention(random: Random, recipe: Paged) -> Made:
 def _written(random: Random, recipe: Write) -> Made:
     batch, kind = recipe.cache.parts
     cache, _ = paged.paged(random, batch, kind, recipe.cache.spare)
+    cache = cache if kind.layout in ("NHD", "HND") else paged.filled(random, cache, kind.dtype)
     slots = random.order(paged_slots(recipe.cache))[: recipe.tokens]
     slots[random.order(recipe.tokens)[: recipe.padding]] = -1
     shape = (recipe.tokens, *cache.key.shape[1:])

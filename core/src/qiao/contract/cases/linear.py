@@ -14,7 +14,7 @@ from qiao.contract.types import Capabilities, WeightInfo
 def weight(
     random: Random, scheme: str, rows: int, columns: int, dtype: str, group: int = -1, options: str = ""
 ) -> LooseWeight:
-    """A weight [rows, columns] of ``scheme``; ``options`` may hold ``zero``, ``perm`` and, for fp8, ``rows``."""
+    """A weight [rows, columns] of ``scheme``; ``options`` may hold ``zero``, ``symmetric``, ``perm``, ``rows``."""
     if scheme == "dense":
         return _dense(random, rows, columns, dtype)
     if scheme == "fp8":
@@ -34,7 +34,8 @@ def _integer(random: Random, scheme: str, rows: int, columns: int, group: int, o
     tensors = {"weight": random.whole(low, high, rows, columns).to(kind)}
     tensors["scale"] = (random.uniform(rows, groups) + 0.5) / (high * columns**0.5)
     if bits == 4:
-        tensors["zero"] = random.whole(1, 16, rows, groups).float()
+        middle = torch.full((rows, groups), 8.0)  # what symmetric checkpoints have, and some kernels ask for
+        tensors["zero"] = middle if "symmetric" in options else random.whole(1, 16, rows, groups).float()
     elif "zero" in options:
         tensors["zero"] = random.uniform(rows, groups) * 40 - 20
     if "perm" in options:
@@ -63,6 +64,7 @@ def _weights(random: Random, scheme: str, dtype: str) -> Iterator[tuple[str, Loo
         yield "groups", _integer(random, scheme, 24, 128, 32, "")
         if scheme == "w4a16":
             yield "act-order", _integer(random, scheme, 16, 128, 64, "perm")
+            yield "symmetric", _integer(random, scheme, 16, 256, 128, "symmetric")
         else:
             yield "zeros", _integer(random, scheme, 24, 96, 16, "zero")
 

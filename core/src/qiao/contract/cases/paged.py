@@ -139,10 +139,18 @@ def decode_attention(capabilities: Capabilities, random: Random) -> Made:
     yield from attention(capabilities, random, decode_only=True)
 
 
+def filled(random: Random, cache: LooseCache, dtype: str) -> LooseCache:
+    """``cache`` with every slot written, so that what must not change can be compared in any layout."""
+    slots = torch.arange(cache.num_blocks * cache.block_size)
+    key, value = (random.normal(len(slots), *cache.key.shape[1:], dtype=dtype) for _ in range(2))
+    return replace(cache, key=key, value=value, slots=slots)
+
+
 def write_kv(capabilities: Capabilities, random: Random) -> Made:
     """Slots in no order, with and without padding, and nothing but padding."""
     for kind in _kinds(capabilities):
         cache, _ = paged(random, _BATCHES[3], kind)
+        cache = cache if kind.layout in ("NHD", "HND") else filled(random, cache, kind.dtype)
         for tokens, padding in ((1, 0), (6, 0), (7, 3), (2, 2)):
             slots = random.order(cache.num_blocks * kind.block_size)[:tokens]
             slots[random.order(tokens)[:padding]] = -1
@@ -156,10 +164,7 @@ def copy_blocks(capabilities: Capabilities, random: Random) -> Made:
     """Two blocks to two others of a full cache."""
     for kind in _kinds(capabilities):
         cache, _ = paged(random, _BATCHES[1], kind)
-        # each block of the cache is written, so that what a copy must not touch can be compared
-        slots = torch.arange(cache.num_blocks * kind.block_size)
-        key, value = (random.normal(len(slots), *cache.key.shape[1:], dtype=kind.dtype) for _ in range(2))
-        cache = replace(cache, key=key, value=value, slots=slots)
+        cache = filled(random, cache, kind.dtype)
         blocks = random.order(cache.num_blocks)
         arguments = {"cache": cache, "source": blocks[:2], "target": blocks[2:4]}
         yield kind.label, kind.dtype, arguments, "two blocks, the others untouched"

@@ -6,6 +6,7 @@ context of ours. So the state is per process as well: one object, ``STATE``, whi
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -15,8 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-NAME = "sim"
-"""What torch calls the device."""
+NAME = os.environ.get("QIAO_SIM_NAME", "sim")
+"""What torch calls the device; a stand-in for a vendor's SDK takes the vendor's word through the environment."""
 
 
 class DeviceFault(RuntimeError):  # noqa: N818 - the word that vendors' runtimes use
