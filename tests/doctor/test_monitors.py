@@ -160,4 +160,5 @@ def test_the_command_names_chips_memory_and_what_is_missing(tmp_path: Path) -> N
     assert chips["Huawei Ascend"][0] == ("910B3", 65536) and chips["Cambricon"][0] == ("MLU590-M9", 98304)
     assert chips["Hygon DCU"][0] == ("K100_AI", 65520) and chips["NVIDIA"] == [("NVIDIA H200", 143771)]
     missing = {f["text"].partition(":")[0] for f in told["findings"] if f["id"].startswith("driver_without")}
-    assert missing >= {"Huawei Ascend", "Cambricon", "Hygon DCU", "NVIDIA"}
+    assert missing >= {"Huawei Ascend", "Cambricon"}, "whatever is installed here, their torch backends are not"
+    assert {d["versions"]["driver"] for d in told["drivers"]} >= {"25.2.0", "6.2.29", "6.3.8", "570.86.15"}

@@ -93,7 +93,7 @@ def tag_of(item: pytest.Item, hooks: Container[str]) -> dict[str, Any]:
     """
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     case = parameters.get("case") or parameters.get("pair", (None,))[0]
-    dtype = case.dtype if isinstance(case, Case) else ""
+    dtype = case.dtype if isinstance(case, Case) else parameters.get("dtype", "")
     named = case.hook if isinstance(case, Case) else parameters.get("hook") or parameters.get("drawn_hook")
     function = getattr(item, "originalname", item.name)
     concerned = (named, _ALONG.get(named, "")) if named else _CALLED_BY.get(function, ())
@@ -101,12 +101,14 @@ def tag_of(item: pytest.Item, hooks: Container[str]) -> dict[str, Any]:
     return {"name": item.name, "hooks": found, "dtype": dtype, "called": function != "test_names_and_types"}
 
 
-_ALONG = {"matmul": "pack_weight", "attention": "prepare_attention"}
+_ALONG = {"matmul": "pack_weight", "expert_matmul": "pack_weight", "attention": "prepare_attention"}
 """Hooks that are tried through another one."""
 
 _CALLED_BY = {
     "test_out_of_memory": ("allocate_kv",),
     "test_threads": ("set_threads",),
+    "test_replays_follow_their_buffers": ("capture",),
+    "test_capture_refuses_what_it_cannot_follow": ("capture",),
     "test_required_device_hooks": (
         *("probe_devices", "capabilities", "memory_info", "synchronize"),
         *("utilization", "collective_backend"),
