@@ -25,13 +25,15 @@ class Target:
     """One chip of one plugin.
 
     ``level`` is how the device is there (see ``qiao_conformance.coverage.LEVELS``), ``file`` the coverage file from the
-    repository's root, ``environment`` what to set, ``python`` an interpreter other than this one.
+    repository's root, ``environment`` what to set, ``path`` a folder with a stand-in for the vendor's packages,
+    ``python`` an interpreter other than this one.
     """
 
     plugin: str
     level: str
     file: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    path: str = ""
     python: str = sys.executable
 
     @property
@@ -43,10 +45,14 @@ class Target:
         return "" if self.plugin in names else "it is not installed"
 
 
+_MLU_FILE, _MLU_PATH = "plugins-cambricon/src/qiao_cambricon/coverage.json", "plugins-cambricon/stand_in"
+_MLU_CHIPS = ({"QIAO_MLU_CHIP": "MLU590"}, {"QIAO_MLU_CHIP": "MLU370", "QIAO_MLU_OPS": "old"})
+
 TARGETS: tuple[Target, ...] = (
     Target("reference", "device", "plugins/reference/src/qiao_reference/coverage.json"),
     Target("sim", "stand-in", "plugins/conformance/src/qiao_conformance/sim/coverage.json"),
     Target("cpu", "device", "plugins/cpu/src/qiao_cpu/coverage.json"),
+    *(Target("cambricon", "stand-in", _MLU_FILE, chip, _MLU_PATH) for chip in _MLU_CHIPS),
 )
 
 
@@ -55,6 +61,9 @@ def run(target: Target, arguments: list[str]) -> bool:
     command = [target.python, "-m", "qiao_conformance", target.plugin, "--level", target.level]
     command += ["--coverage", str(ROOT / target.file), *arguments]
     environment = {**os.environ, **target.environment}
+    if target.path:
+        known = os.environ.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / target.path), *([known] if known else [])])
     return subprocess.run(command, env=environment, check=False).returncode == 0  # noqa: S603 - our own module
 
 
@@ -67,7 +76,7 @@ def main() -> int:
     for target in TARGETS:
         if options.only and target.plugin not in options.only:
             continue
-        print(f"== {target.plugin} ({target.level})", flush=True)
+        print(f"== {' '.join([target.plugin, *target.environment.values()])} ({target.level})", flush=True)
         if target.missing:
             print(f"left out: {target.missing}")
             bad += [target.plugin] if options.only else []

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from qiao.registry import discover
+from qiao.registry.manager import load
 from qiao_conformance.coverage import LEVELS, stale
-from qiao_conformance.target import find
 
 from tests.support.source import ROOT, relative
 from tools.conformance import TARGETS
@@ -30,4 +31,7 @@ def test_every_target_has_a_file_about_the_hooks_that_it_has(target) -> None:
     assert document["plugin"] == target.plugin and document["chips"]
     if target.missing:
         pytest.skip(f"{target.plugin}: {target.missing}")
-    assert not stale(document, find(target.plugin).hooks), "run: make conformance"
+    discovery = discover()
+    record = discovery.named(target.plugin)
+    assert record is not None
+    assert not stale(document, load(record, discovery.core_version).hooks), "run: make conformance"
