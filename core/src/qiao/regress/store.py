@@ -17,8 +17,8 @@ _KEPT_FREE = 256 << 20
 class LogitStore:
     """Float32 rows [V] appended to one file of ``folder`` and read back in slices.
 
-    Full rows in float32: float16 would round a log-probability by up to 0.4 %, which moves the KL of one position by
-    about 1e-4, as much as an 8-bit cache does, and tails of the distribution are what damage shows in.
+    Full rows in float32: rounding them to float16 is by itself a KL of about 1e-6 a token (normal logits with a
+    deviation of 3 to 5 over 49,152 entries: 0.3 to 6e-6), as much as two right plugins may differ by.
     """
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
