@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from qiao.registry import discover
+from qiao.registry.manager import load
 from qiao_conformance.coverage import LEVELS, stale
 
 from tests.support.source import ROOT, relative
+from tools.conformance import TARGETS
 
 FILES = sorted({*ROOT.glob("plugins/*/src/**/coverage.json"), *ROOT.glob("plugins-*/src/*/coverage.json")})
 
@@ -20,3 +23,15 @@ def test_coverage_is_fresh(file: Path) -> None:
     for chip in document["chips"].values():
         assert chip["level"] in LEVELS
         assert not {name for name, entry in chip["operators"].items() if entry["failed"]}
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.plugin)
+def test_every_target_has_a_file_about_the_hooks_that_it_has(target) -> None:
+    document = json.loads((ROOT / target.file).read_text(encoding="utf-8"))
+    assert document["plugin"] == target.plugin and document["chips"]
+    if target.missing:
+        pytest.skip(f"{target.plugin}: {target.missing}")
+    discovery = discover()
+    record = discovery.named(target.plugin)
+    assert record is not None
+    assert not stale(document, load(record, discovery.core_version).hooks), "run: make conformance"
