@@ -34,7 +34,7 @@ from comparison.report import table
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-GROUP, SAMPLES, DOC_CHUNKS = 64, 16, 4
+GROUP, SAMPLES, DOC_CHUNKS = 64, 16, 2
 RUNS: dict[str, tuple[str, ...]] = {
     "rtn": ("--method", "rtn"),
     "rtn-asym": ("--method", "rtn", "--asym"),
@@ -171,7 +171,7 @@ def plot(rows: list[dict[str, Any]], file: Path) -> None:
     axes.set_yticks([j + 0.2 for j in range(len(kept))], [row["title"] for row in kept])
     axes.invert_yaxis()
     axes.set_xlabel("KL divergence to 16 bits, nats a token (less is better)")
-    axes.legend()
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.12))
     figure.tight_layout()
     figure.savefig(file, dpi=110)
 
