@@ -61,7 +61,7 @@ class Runner:
         self._rows.computed[batch.rows] += 1
         if found.best is None or not self.sampler.takes_best(batch.sampled_rows):
             return self._sample(found.logits, batch)
-        result = self.sampler.take(found.logits, found.best, batch.sampled_rows)
+        result = self.sampler.take(*found.best, batch.sampled_rows)
         self._rows.last_token[batch.sampled_rows] = result.token_ids
         return result
 

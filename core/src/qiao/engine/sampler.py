@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from qiao.contract import SamplingTensors
@@ -49,6 +50,7 @@ class Sampler:
         self._position = np.zeros(num_rows, np.int64)
         self._logprobs = np.full(num_rows, -1, np.int64)
         self._takes_best: dict[bytes, bool] = {}
+        self._numbers = np.arange(num_rows)
         self._edits = LogitEdits(num_rows, vocab_size)
         self._penalties = Penalties(num_rows, vocab_size)
 
@@ -78,12 +80,12 @@ class Sampler:
             self._takes_best[key] = found
         return found
 
-    def take(self, logits: torch.Tensor, best: torch.Tensor, rows: Int64) -> Sampled:
-        """The tokens ``best`` [N] int64 of ``rows`` [N]; ``logits`` [N, V] and ``best`` lie on the host and stay."""
-        ids = best.numpy().copy()
-        chosen = logits.numpy()[np.arange(len(ids)), ids]
-        if not np.isfinite(chosen).all():
-            ids[~np.isfinite(chosen)] = NO_TOKEN
+    def take(self, logits: npt.NDArray[np.float32], best: Int64, rows: Int64) -> Sampled:
+        """The tokens ``best`` [N] int64 of ``rows`` [N], chosen from ``logits`` [N, V]; both may change afterwards."""
+        ids = best.copy()
+        finite = np.isfinite(logits[self._numbers[: len(ids)], ids])
+        if not finite.all():
+            ids[~finite] = NO_TOKEN
         self._position[rows] += 1
         return Sampled(ids, None)
 
