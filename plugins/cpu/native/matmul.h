@@ -2,6 +2,7 @@
 // kDepth along k one fused multiply-add after the other, then the stretches' sums added in order.
 #pragma once
 #include <atomic>
+#include <type_traits>
 
 #include "panels.h"
 
@@ -19,12 +20,12 @@ constexpr int kPanelRows = 768;    // rows rounded to int8 at once
 template <bool Tight, class P>
 inline void load_k(const P& panel, int k, int, const typename P::Segment& segment, F* w) { panel.load_k(k, segment, w); }
 template <bool Tight>
-inline void load_k(const PairPanel& panel, int k, int i, const PairPanel::Segment&, F* w) { panel.load_half<Tight>(k, i, w); }
+inline void load_k(const PairPanel<float>& panel, int k, int i, const PairPanel<float>::Segment&, F* w) { panel.load_half<Tight>(k, i, w); }
 
 // acc[r][.] = the sum of x[r][k] * panel[k] for k in [k, end), R rows of x and S strips. x starts at k; its rows are kLine
-// apart and have a zero behind an odd end. An instruction set with products of its own overloads this for its own panel.
+// apart and have a zero behind an odd end.
 template <int R, int S, class P>
-inline __attribute__((always_inline)) void tile(const P* panels, const float* x, int k, int end, F (&acc)[R][S * kVecs]) {
+inline __attribute__((always_inline)) void float_tile(const P* panels, const float* x, int k, int end, F (&acc)[R][S * kVecs]) {
   constexpr int step = kStepOf<P>;
   constexpr bool tight = R * S * kVecs + kVecs + 2 >= kRegisters;
   P panel[S];
@@ -60,20 +61,89 @@ inline __attribute__((always_inline)) void tile(const P* panels, const float* x,
     for (int j = 0; j < S * kVecs; ++j) acc[r][j] = sum[r][j];
 }
 
-// k of a stretch: as even as can be, and the same for all rows.
-inline int depth_of(const MatmulArgs& a) {
-  const int stretches = (a.in + kDepth - 1) / kDepth;
-  return int(round_up((a.in + stretches - 1) / stretches, 2));
+// What instructions for pairs of bfloat16 ask for: of k in a stretch to be a multiple, of rows of x to be readable, and of a
+// thread to do before and after.
+#if defined(QIAO_AMX)
+#include "tiles.inc"
+#else
+constexpr int kPairDepth = 2, kReadRows = 1;
+struct PairUnit {};
+#if defined(QIAO_DOT_BF16)
+// As above, of pairs: x holds R rows of bfloat16 pairs, each in the place of one float. The same instructions in the same
+// order for any number of rows.
+template <int R, int S>
+inline __attribute__((always_inline)) void pair_tile(const PairPanel<bf16>* panels, const float* x, int k, int end, F (&acc)[R][S * kVecs]) {
+  F sum[R][S * kVecs];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+    for (int j = 0; j < S * kVecs; ++j) sum[r][j] = zero();
+  for (; k < end; k += 2, ++x)
+#pragma GCC unroll 16
+    for (int s = 0; s < S; ++s) {
+      const bf16* pairs = panels[s].pairs(k);
+      panels[s].ask_ahead(k);
+      B w[kVecs];
+#pragma GCC unroll 16
+      for (int v = 0; v < kVecs; ++v) w[v] = load_bytes(pairs + 2 * W * v);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const B value = spread(x + r * kLine);
+#pragma GCC unroll 16
+        for (int v = 0; v < kVecs; ++v) sum[r][s * kVecs + v] = dot_bf16(sum[r][s * kVecs + v], w[v], value);
+      }
+    }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+    for (int j = 0; j < S * kVecs; ++j) acc[r][j] = sum[r][j];
+}
+#endif
+#endif
+
+// Declared everywhere, needed where there are such instructions.
+template <int R, int S>
+void pair_tile(const PairPanel<bf16>* panels, const float* x, int k, int end, F (&acc)[R][S * kVecs]);
+
+template <int R, int S, class P>
+inline __attribute__((always_inline)) void tile(const P* panels, const float* x, int k, int end, F (&acc)[R][S * kVecs]) {
+  if constexpr (std::is_same<P, PairPanel<bf16>>::value) pair_tile<R, S>(panels, x, k, end, acc);
+  else float_tile<R, S>(panels, x, k, end, acc);
 }
 
+template <class P> struct Unit {};
+template <> struct Unit<PairPanel<bf16>> : PairUnit {};
+template <class P> constexpr int kDepthUnit = 2;
+template <> constexpr int kDepthUnit<PairPanel<bf16>> = kPairDepth;
+
+// k of a stretch: as even as can be, and the same for all rows.
+template <class P>
+inline int depth_of(const MatmulArgs& a) {
+  const int stretches = (a.in + kDepth - 1) / kDepth;
+  return int(round_up((a.in + stretches - 1) / stretches, kDepthUnit<P>));
+}
+
+// Memory for so many rows of a stretch.
+inline long rows_room(long rows) { return (rows + kReadRows - 1) * kLine; }
+
 // A stretch of rows as float, kLine apart, with a zero behind its end.
-inline void widen_stretch(const MatmulArgs& a, int first, int rows, int k, int n, float* to) {
+template <class P>
+inline void take_stretch(const MatmulArgs& a, int first, int rows, int k, int n, float* to) {
   with_type(a.x.type, [&](auto t) {
     for (int r = 0; r < rows; ++r) {
       widen_row(row<decltype(t)>(a.x, first + r) + k, to + r * kLine, n);
       to[r * kLine + n] = 0;
     }
   });
+}
+// As bfloat16, with zeros up to whole steps.
+template <>
+inline void take_stretch<PairPanel<bf16>>(const MatmulArgs& a, int first, int rows, int k, int n, float* to) {
+  for (int r = 0; r < rows; ++r) {
+    char* out = reinterpret_cast<char*>(to + r * kLine);
+    memcpy(out, row<bf16>(a.x, first + r) + k, n * sizeof(bf16));
+    memset(out + n * sizeof(bf16), 0, (round_up(n, kPairDepth) - n) * sizeof(bf16));
+  }
 }
 
 // Adds the bias and stores one row of one strip.
@@ -136,7 +206,7 @@ inline void in_runs(int count, Task& task) {
 template <int R, int S, class P>
 inline void few_rows(const MatmulArgs& a, const P* panels, const float* x, int strip) {
   F total[R][S * kVecs];
-  const int depth = depth_of(a);
+  const int depth = depth_of<P>(a);
   for (int k = 0; k < a.in; k += depth, x += R * kLine) {
     F acc[R][S * kVecs];
     tile<R, S>(panels, x, k, smaller(a.in, k + depth), acc);
@@ -151,18 +221,20 @@ inline void few_rows(const MatmulArgs& a, const P* panels, const float* x, int s
 template <int R, class Make>
 inline void over_strips(const MatmulArgs& a, Make make) {
   constexpr int most = larger(1, kFewVecs / (R * kVecs));
+  using P = decltype(make(0));
   Runs runs((a.out + kStrip - 1) / kStrip);
   auto worker = [&](int own) {
+    [[maybe_unused]] const Unit<P> unit;
     float* x = nullptr;
     for (int first, n; (n = runs.take(own, most, &first)) > 0;) {
       if (!x) {
-        const int depth = depth_of(a);
-        x = scratch_of<float>(kInput, (a.in + depth - 1L) / depth * R * kLine);
-        for (int k = 0; k < a.in; k += depth) widen_stretch(a, 0, R, k, smaller(depth, a.in - k), x + k / depth * R * kLine);
+        const int depth = depth_of<P>(a);
+        x = scratch_of<float>(kInput, rows_room((a.in + depth - 1L) / depth * R));
+        for (int k = 0; k < a.in; k += depth) take_stretch<P>(a, 0, R, k, smaller(depth, a.in - k), x + k / depth * R * kLine);
       }
       with_constant<most>(n, [&](auto count) {
         constexpr int S = decltype(count)::value;
-        decltype(make(0)) panels[S];
+        P panels[S];
         for (int s = 0; s < S; ++s) panels[s] = make(first + s);
         few_rows<R, S>(a, panels, x, first);
       });
@@ -220,39 +292,45 @@ template <class T>
 inline void look_ahead(DensePanel<T>& panel, const DensePanel<T>& next, int k, int next_k) {
   panel.ahead = (next.base + long(next_k) * kStrip - (panel.base + long(k) * kStrip)) * long(sizeof(T));
 }
-inline void look_ahead(PairPanel& panel, const PairPanel& next, int k, int next_k) {
+template <class X>
+inline void look_ahead(PairPanel<X>& panel, const PairPanel<X>& next, int k, int next_k) {
   panel.ahead = (next.base + long(next_k) * kStrip - (panel.base + long(k) * kStrip)) * long(sizeof(bf16));
 }
 
 // Tiles of rows up to which a panel is read as it is; more of them share one widening. 16-bit numbers are widened by units
 // that multiply-adds leave idle, unless vectors are so wide that both share a port.
+constexpr int kNeverWiden = 1 << 20;
 template <class P> constexpr int kWidenFrom = 1;
-template <> constexpr int kWidenFrom<DensePanel<float>> = 1 << 20;
-template <> constexpr int kWidenFrom<DensePanel<f16>> = W == 16 ? 2 : 1 << 20;
-template <> constexpr int kWidenFrom<PairPanel> = W == 16 ? 2 : 1 << 20;
+template <> constexpr int kWidenFrom<DensePanel<float>> = kNeverWiden;
+template <> constexpr int kWidenFrom<DensePanel<f16>> = W == 16 ? 2 : kNeverWiden;
+template <> constexpr int kWidenFrom<PairPanel<float>> = W == 16 ? 2 : kNeverWiden;
+template <> constexpr int kWidenFrom<PairPanel<bf16>> = kNeverWiden;
 
 // The path bound by arithmetic. The weights are read once for all rows of the block, stretch by stretch.
 template <class Make>
 inline void many_rows(const MatmulArgs& a, const Block& b, Make make) {
   using P = decltype(make(0));
-  float* x = scratch_of<float>(kInput, long(b.rows) * kLine);
+  [[maybe_unused]] const Unit<P> unit;
+  float* x = scratch_of<float>(kInput, rows_room(b.rows));
   float* totals = scratch_of<float>(kTotals, long(b.strips) * b.rows * kStrip);
-  float* wide = scratch_of<float>(kPanel, long(kDepth) * kStrip);
-  const int depth = depth_of(a);
+  [[maybe_unused]] float* wide = kWidenFrom<P> == kNeverWiden ? nullptr : scratch_of<float>(kPanel, long(kDepth) * kStrip);
+  const int depth = depth_of<P>(a);
   for (int k = 0; k < a.in; k += depth) {
     const int end = smaller(a.in, k + depth);
-    widen_stretch(a, b.row, b.rows, k, end - k, x);
+    take_stretch<P>(a, b.row, b.rows, k, end - k, x);
     for (int s = 0; s < b.strips; ++s) {
       P panel = make(b.strip + s);
       const bool last = s + 1 == b.strips;
       look_ahead(panel, make(b.strip + (last ? 0 : s + 1)), k, last ? (end < a.in ? end : 0) : k);
       float* total = totals + long(s) * b.rows * kStrip;
-      if (b.rows > kWidenFrom<P> * kRows) {
-        widen_strip(panel, k, end, wide);
-        add_stretch(a, b, DensePanel<float>{wide, 0}, x, k, k, end, b.strip + s, total);
-      } else {
-        add_stretch(a, b, panel, x, 0, k, end, b.strip + s, total);
+      if constexpr (kWidenFrom<P> != kNeverWiden) {
+        if (b.rows > kWidenFrom<P> * kRows) {
+          widen_strip(panel, k, end, wide);
+          add_stretch(a, b, DensePanel<float>{wide, 0}, x, k, k, end, b.strip + s, total);
+          continue;
+        }
       }
+      add_stretch(a, b, panel, x, 0, k, end, b.strip + s, total);
     }
   }
 }
@@ -280,24 +358,16 @@ inline void float_matmul(const MatmulArgs& a, Make make) {
   else parallel(groups * row_blocks, task);
 }
 
-// The panel for bfloat16 rows by bfloat16 weights. An instruction set with products of such pairs (AVX512-BF16, AMX, bfdot)
-// brings its own in a file that QIAO_TILES names: a panel like PairPanel, derived from it or not, and an overload of tile()
-// for it, which may first bring its rows of x to a form of its own. Nothing else needs to be written again.
-#if defined(QIAO_TILES)
-#include QIAO_TILES
-#else
-using Bf16Panel = PairPanel;
-#endif
-
-template <class Panel>
+// bfloat16 weights, X as in PairPanel.
+template <class X>
 inline void pair_matmul(const MatmulArgs& a) {
   const long strip = round_up(a.in, 2) * kStrip;
-  float_matmul(a, [&a, strip](int i) { return Panel{static_cast<const bf16*>(a.weight) + i * strip}; });
+  float_matmul(a, [&a, strip](int i) { return PairPanel<X>{static_cast<const bf16*>(a.weight) + i * strip}; });
 }
 
 // Any dense weight.
 inline void dense_matmul(const MatmulArgs& a) {
-  if (a.type == kBFloat16) return a.x.type == kBFloat16 ? pair_matmul<Bf16Panel>(a) : pair_matmul<PairPanel>(a);
+  if (a.type == kBFloat16) return pair_matmul<float>(a);
   const long strip = long(a.in) * kStrip;
   if (a.type == kFloat32) float_matmul(a, [&a, strip](int i) { return DensePanel<float>{static_cast<const float*>(a.weight) + i * strip}; });
   else float_matmul(a, [&a, strip](int i) { return DensePanel<f16>{static_cast<const f16*>(a.weight) + i * strip}; });

@@ -58,7 +58,7 @@ inline RoundedRows round_rows(const MatmulArgs& a, int first, int rows) {
   const long blocks = padded / block;
   q.rows = rows;
   q.stride = round_up(padded * (parts ? kPartBytes : 1), 64) + 64;  // rows a power of two apart would share few cache sets
-  q.codes = scratch_of<uint8_t>(kQuantized, q.stride * rows);
+  q.codes = scratch_of<uint8_t>(kQuantized, q.stride * (rows + kReadRows - 1));
   q.steps = scratch_of<float>(kScales, 3 * blocks * rows);
   q.less = q.steps + blocks * rows;
   q.sums = reinterpret_cast<int32_t*>(q.less + blocks * rows);
@@ -117,6 +117,7 @@ struct PackedInt4 {
   const uint8_t* base;
   using Total = Short;
   static constexpr int kParts = 1;
+  static constexpr bool kPlain = false;  // whether bytes lie as WideInt4 has them
   B quad(long block, int j, int v, int) const {
     const B both = load_bytes(base + block * kBlockBytes + 16 * W * v + 4 * W * (j % 4));
     return j < 4 ? low_nibbles(both) : high_nibbles(both);
@@ -129,6 +130,7 @@ struct PackedInt4 {
 };
 
 struct WideInt4 : PackedInt4 {
+  static constexpr bool kPlain = true;
   B quad(long block, int j, int v, int) const { return load_bytes(base + (block * 8 + j) * 4 * kStrip + 4 * W * v); }
   void ahead(long) const {}
 };
@@ -137,6 +139,7 @@ struct PackedInt8 {
   const uint8_t* base;
   using Total = I;
   static constexpr int kParts = kInt8Parts;
+  static constexpr bool kPlain = true;
   B quad(long block, int j, int v, int part) const {
     return part_of(load_bytes(base + (block * 8 + j) * 4 * kStrip + 4 * W * v), part);
   }
@@ -147,9 +150,9 @@ struct PackedInt8 {
   }
 };
 
-// acc[r][v] += R rows' codes at x times quads `from` to `from` + Q - 1 of a block.
+// acc[r][v] += R rows' codes at x times quads `from` to `from` + Q - 1 of a block, by dot products of four bytes.
 template <int R, int Q, class Weights>
-inline __attribute__((always_inline)) void dot_quads(const Weights& w, long block, int from, const uint8_t* x, long stride,
+inline __attribute__((always_inline)) void add_dots(const Weights& w, long block, int from, const uint8_t* x, long stride,
                                                      typename Weights::Total (&acc)[R][kVecs]) {
 #pragma GCC unroll 8
   for (int j = 0; j < Q; ++j) {
@@ -165,6 +168,78 @@ inline __attribute__((always_inline)) void dot_quads(const Weights& w, long bloc
         for (int v = 0; v < kVecs; ++v) acc[r][v] = Weights::dot(acc[r][v], codes[v], value);
       }
     }
+  }
+}
+
+#if defined(QIAO_AMX)
+template <int R, class Weights> constexpr bool kTiled = Weights::kPlain && R > kFewTiledRows;
+using IntUnit = TileShape;
+#else
+template <int R, class Weights> constexpr bool kTiled = false;
+struct IntUnit {
+  explicit IntUnit(int) {}
+};
+#endif
+
+#if defined(QIAO_MATRIX_BYTES)
+// The same for an even number of rows, by products of two rows with two columns, eight bytes deep.
+template <int R, int Q, class Weights>
+inline __attribute__((always_inline)) void add_pairs(const Weights& w, long block, int from, const uint8_t* x, long stride,
+                                                     typename Weights::Total (&acc)[R][kVecs]) {
+  Square sums[R / 2][kVecs][2];
+#pragma GCC unroll 8
+  for (int p = 0; p < R / 2; ++p)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) sums[p][v][0] = sums[p][v][1] = no_square();
+#pragma GCC unroll 4
+  for (int j = 0; j < Q; j += 2) {
+    B rows[R / 2];
+#pragma GCC unroll 8
+    for (int p = 0; p < R / 2; ++p) rows[p] = two_rows(x + 2 * p * stride + 4 * j, x + (2 * p + 1) * stride + 4 * j);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+      const B first = w.quad(block, from + j, v, 0), second = w.quad(block, from + j + 1, v, 0);
+      const B low = zip_low(first, second), high = zip_high(first, second);
+#pragma GCC unroll 8
+      for (int p = 0; p < R / 2; ++p) {
+        sums[p][v][0] = add_square(sums[p][v][0], rows[p], low);
+        sums[p][v][1] = add_square(sums[p][v][1], rows[p], high);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int p = 0; p < R / 2; ++p)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) {
+      acc[2 * p][v] = {add(lanes(acc[2 * p][v]), first_row(sums[p][v][0], sums[p][v][1])).v};
+      acc[2 * p + 1][v] = {add(lanes(acc[2 * p + 1][v]), second_row(sums[p][v][0], sums[p][v][1])).v};
+    }
+}
+#endif
+
+// acc[r][v] = the sum over `steps` times Q quads of R rows' codes at x, from quad `from` of a block on. `sums` as in start_s8.
+template <int R, int Q, class Weights>
+inline __attribute__((always_inline)) void dot_quads(const Weights& w, long block, int from, int steps, const uint8_t* x, long stride,
+                                                     const int32_t* sums, typename Weights::Total (&acc)[R][kVecs]) {
+  if constexpr (kTiled<R, Weights>) {
+#if defined(QIAO_AMX)
+    (void)sums;
+    return tiled_sums<R, Q>(w.base + (block * 8 + from) * 4 * kStrip, x, stride, steps, acc);
+#endif
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) acc[r][v] = Weights::start(sums[r]);
+  for (int i = 0; i < steps; ++i, x += Q * 4 * Weights::kParts) {
+    if (R == 1 && from == 0) w.ahead(block + i * Q / 8);
+#if defined(QIAO_MATRIX_BYTES)
+    if constexpr (R % 2 == 0) {
+      add_pairs<R, Q>(w, block + i * Q / 8, from, x, stride, acc);
+      continue;
+    }
+#endif
+    add_dots<R, Q>(w, block + i * Q / 8, from, x, stride, acc);
   }
 }
 
@@ -191,12 +266,10 @@ inline void add_blocks(const Weights& w, Scales scales, const RoundedRows& q, in
   const bool shifted = scales.shifted();
   long at = long(first) * kSteps * q.rows + row;
   for (long block = 0; block < last - first; ++block, x += 8 * kBytes) {
-    if (R == 1) w.ahead(block);
 #pragma GCC unroll 2
     for (int step = 0; step < kSteps; ++step, at += q.rows) {
       typename Weights::Total acc[R][kVecs];
-      for (int r = 0; r < R; ++r) for (auto& t : acc[r]) t = Weights::start(q.sums[at + r]);
-      dot_quads<R, Q>(w, block, step * Q, x + step * Q * kBytes, q.stride, acc);
+      dot_quads<R, Q>(w, block, step * Q, 1, x + step * Q * kBytes, q.stride, q.sums + at, acc);
       F scale[kVecs], shift[kVecs];
       scales.next(scale, shift);
       const float *steps = q.steps + at, *less = q.less + at;
@@ -282,11 +355,7 @@ inline void whole_rows(const MatmulArgs& a, const RoundedRows& q, int first, int
   over_row_tiles(rows, [&](auto count, int r) {
     constexpr int R = decltype(count)::value;
     I acc[R][kVecs];
-    for (int i = 0; i < R; ++i) for (auto& t : acc[i]) t = PackedInt8::start(q.sums[row + r + i]);
-    for (int b = 0; b < blocks; ++b) {
-      if (R == 1) w.ahead(b);
-      dot_quads<R, 8>(w, b, 0, q.codes + (row + r) * q.stride + b * 32L * PackedInt8::kParts, q.stride, acc);
-    }
+    dot_quads<R, 8>(w, 0, 0, blocks, q.codes + (row + r) * q.stride, q.stride, q.sums + row + r, acc);
     F scale[kVecs], shift[kVecs];
     ScaleRows(a, strip).next(scale, shift);
     for (int i = 0; i < R; ++i) {
@@ -314,6 +383,7 @@ inline void rounded_matmul(const MatmulArgs& a) {
     const int fit = int(kCodesInCache / q.stride) / kIntRows * kIntRows;
     const int block = smaller(rows, larger(4 * kIntRows, fit)), blocks = (rows + block - 1) / block;
     auto task = [&](int i) {
+      [[maybe_unused]] const IntUnit unit(a.block == 16 ? 4 : 8);
       const int row = i / strips * block;
       rounded_task(a, q, first, row, smaller(block, rows - row), i % strips);
     };

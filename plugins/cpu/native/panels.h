@@ -27,20 +27,25 @@ struct DensePanel {
 };
 
 // bfloat16 in pairs of neighbouring k, [k / 2][column][2]: two floats of a column come out of one word without shuffles,
-// and instructions that multiply pairs find their operands. An odd last k is paired with zeros.
+// and instructions that multiply pairs find their operands. An odd last k is paired with zeros. X: the form of the rows that
+// it is multiplied with, float or, where there are such instructions, bf16.
+template <class X>
 struct PairPanel {
   const bf16* base;
   long ahead = kAhead;
   struct Segment {};
   int stop(int, int end) const { return end; }
   Segment segment(int) const { return {}; }
-  // k is even; half: 0 for its own values, 1 for those of k + 1.
+  const bf16* pairs(int k) const { return base + long(k) * kStrip; }  // k is even
+  void ask_ahead(int k) const {
+    const char* p = reinterpret_cast<const char*>(pairs(k)) + ahead;
+    for (int i = 0; i < 4 * kStrip; i += 64) __builtin_prefetch(p + i);
+  }
+  // half: 0 for the values of k, 1 for those of k + 1.
   template <bool Tight>
   void load_half(int k, int half, F* out) const {
-    const bf16* p = base + long(k) * kStrip;
-    if (half == 0)
-      for (int i = 0; i < 2 * kStrip * int(sizeof(bf16)); i += 64)
-        __builtin_prefetch(reinterpret_cast<const char*>(p) + ahead + i);
+    const bf16* p = pairs(k);
+    if (half == 0) ask_ahead(k);
     for (int v = 0; v < kVecs; ++v) {
       if (half == 0) out[v] = low_bf16(load_bytes(p + 2 * W * v));
       else if (Tight) out[v] = high_bf16_tight(p + 2 * W * v);
@@ -51,7 +56,7 @@ struct PairPanel {
 
 // How many k make a step of a panel's layout: loops over k go by as many.
 template <class P> constexpr int kStepOf = 1;
-template <> constexpr int kStepOf<PairPanel> = 2;
+template <class X> constexpr int kStepOf<PairPanel<X>> = 2;
 
 // Scales and zeros of one strip, S float or f16.
 template <class S>
@@ -75,43 +80,43 @@ struct Groups {
 inline F dequantize(I code, F zero, F scale) { return mul(sub(to_float(code), zero), scale); }
 
 template <class S>
-struct Int8Panel {
+struct ScaledPanel {
   const uint8_t* base;
   Groups<S> groups;
   using Segment = typename Groups<S>::Segment;
   int stop(int k, int end) const { return groups.stop(k, end); }
   Segment segment(int k) const { return groups.segment(k); }
-  void load_k(int k, const Segment& s, F* out) const {
-    const uint8_t* p = base + long(k / 4) * 4 * kStrip;
+};
+
+template <class S>
+struct Int8Panel : ScaledPanel<S> {
+  void load_k(int k, const typename Groups<S>::Segment& s, F* out) const {
+    const uint8_t* p = this->base + long(k / 4) * 4 * kStrip;
     for (int v = 0; v < kVecs; ++v) out[v] = dequantize(signed_byte(load_bytes(p + 4 * W * v), k % 4), s.zero[v], s.scale[v]);
   }
 };
 
 template <class S>
-struct Int4Panel {
-  const uint8_t* base;
-  Groups<S> groups;
-  using Segment = typename Groups<S>::Segment;
-  int stop(int k, int end) const { return groups.stop(k, end); }
-  Segment segment(int k) const { return groups.segment(k); }
-  void load_k(int k, const Segment& s, F* out) const {
-    int quad = k % kBlock / 4, shift = 8 * (k % 4) + (quad >= 4 ? 4 : 0);
-    const uint8_t* p = base + k / kBlock * kBlockBytes + 4 * W * (quad % 4);
+struct Int4Panel : ScaledPanel<S> {
+  void load_k(int k, const typename Groups<S>::Segment& s, F* out) const {
+    const int quad = k % kBlock / 4, shift = 8 * (k % 4) + (quad >= 4 ? 4 : 0);
+    const uint8_t* p = this->base + k / kBlock * kBlockBytes + 4 * W * (quad % 4);
     for (int v = 0; v < kVecs; ++v)
       out[v] = dequantize(unsigned_field(load_bytes(p + 16 * W * v), shift, 15), s.zero[v], s.scale[v]);
   }
 };
 
-// Writes rows x columns as [strip][column of the matrix / Pair][row in the strip][Pair].
-template <int Pair, class T>
-inline void transpose_to_strips(const T* from, T* to, int rows, int columns) {
-  const long size = round_up(columns, Pair) * kStrip;
+// Writes rows x columns as [strip][column of the matrix / Together][row in the strip][Together], filled up with zeros to a
+// multiple of `unit` columns.
+template <int Together, class T>
+inline void transpose_to_strips(const T* from, T* to, int rows, int columns, int unit = Together) {
+  const long wide = round_up(columns, unit), size = wide * kStrip;
   auto task = [=](int strip) {
     T* out = to + strip * size;
     for (int c = 0; c < kStrip; ++c) {
-      int n = strip * kStrip + c;
-      for (int k = 0; k < round_up(columns, Pair); ++k)
-        out[(long(k / Pair) * kStrip + c) * Pair + k % Pair] = n < rows && k < columns ? from[long(n) * columns + k] : T{};
+      const int n = strip * kStrip + c;
+      for (int k = 0; k < wide; ++k)
+        out[(long(k / Together) * kStrip + c) * Together + k % Together] = n < rows && k < columns ? from[long(n) * columns + k] : T{};
     }
   };
   parallel((rows + kStrip - 1) / kStrip, task);
@@ -124,16 +129,7 @@ inline void pack_dense(const void* from, void* to, int rows, int columns, int ty
 }
 
 inline void pack_int8(const int8_t* from, void* to, int rows, int columns) {
-  int quads = int(round_up(columns, kBlock)) / 4;
-  auto task = [=](int strip) {
-    int8_t* out = static_cast<int8_t*>(to) + long(strip) * quads * 4 * kStrip;
-    for (int c = 0; c < kStrip; ++c) {
-      int n = strip * kStrip + c;
-      for (int k = 0; k < 4 * quads; ++k)
-        out[(long(k / 4) * kStrip + c) * 4 + k % 4] = n < rows && k < columns ? from[long(n) * columns + k] : 0;
-    }
-  };
-  parallel((rows + kStrip - 1) / kStrip, task);
+  transpose_to_strips<4>(from, static_cast<int8_t*>(to), rows, columns, kBlock);
 }
 
 inline void pack_int4(const uint8_t* from, void* to, int rows, int columns) {

@@ -11,9 +11,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <new>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace qiao {
@@ -52,8 +54,6 @@ class Pool {
     for (auto& worker : workers_) worker.join();
   }
 
-  int size() const { return static_cast<int>(workers_.size()) + 1; }
-
   // Whether idle threads stay awake. Never needed for a right result, only for a prompt one.
   void stay_awake(bool awake) {
     awake_.store(awake);
@@ -62,6 +62,7 @@ class Pool {
     wake();
   }
 
+  // What a task throws is thrown here, after all tasks are done; of several the last.
   void run(int count, Task task, void* context) {
     task_ = task;
     context_ = context;
@@ -73,6 +74,10 @@ class Pool {
     for (int spins = 1; done_.load(std::memory_order_acquire) < count; ++spins) {
       if (spins % kSpins) pause(); else sched_yield();
     }
+    if (!thrown_) return;  // written before done_ was counted up
+    std::exception_ptr thrown;
+    std::swap(thrown, thrown_);
+    std::rethrow_exception(thrown);
   }
 
  private:
@@ -94,7 +99,12 @@ class Pool {
       uint64_t claim = word_.fetch_add(1, std::memory_order_acq_rel);
       int index = int(claim & kIndexMask), count = int((claim >> kIndexBits) & kIndexMask);
       if (index >= count) return;
-      task_(context_, index);
+      try {
+        task_(context_, index);
+      } catch (...) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        thrown_ = std::current_exception();
+      }
       done_.fetch_add(1, std::memory_order_acq_rel);
     }
   }
@@ -136,6 +146,7 @@ class Pool {
   std::condition_variable wake_;
   Task task_ = nullptr;
   void* context_ = nullptr;
+  std::exception_ptr thrown_;
   uint64_t epoch_ = 0;
   std::atomic<bool> stop_{false}, awake_{false};
   std::atomic<unsigned> bursts_{0};
@@ -147,12 +158,14 @@ class Pool {
 // All of it lives until the process ends: threads must not be joined from a static destructor.
 struct Shared {
   std::mutex busy;  // held while a job runs; a second caller does its own work meanwhile
-  Pool* pool = nullptr;
+  Pool* pool = nullptr;          // read and changed under `busy` alone
+  std::atomic<int> threads{1};   // its size, for those who only ask
 };
 
 Shared* shared = new Shared;
 
-thread_local bool mine = false;  // whether this thread holds `busy` over several jobs
+thread_local bool mine = false;      // whether this thread holds `busy` over several jobs
+thread_local bool computes = false;  // whether this thread runs a job's tasks; what they ask for in turn it does alone
 
 void after_fork() { shared = new Shared; }  // the child has no workers and nobody who could free a lock
 
@@ -168,22 +181,27 @@ struct Buffer {
 
 namespace {
 
+void run_alone(int count, Task task, void* context) {
+  for (int i = 0; i < count; ++i) task(context, i);
+}
+
+// The caller holds `busy`.
 void run_on(Pool* pool, int count, Task task, void* context) {
   const int most = int(kIndexMask) / 2;  // leaves room for void claims
-  if (pool && count <= most) return pool->run(count, task, context);
-  for (int i = 0; i < count; ++i) task(context, i);
+  if (!pool || count > most) return run_alone(count, task, context);
+  struct Computes {
+    Computes() { computes = true; }
+    ~Computes() { computes = false; }
+  } here;
+  pool->run(count, task, context);
 }
 
 }  // namespace
 
 void parallel(int count, Task task, void* context) {
-  if (count <= 1) return run_on(nullptr, count, task, context);
-  if (mine) {
-    mine = false;  // a task that calls this does its own work
-    struct Restore { ~Restore() { mine = true; } } restore;
-    return run_on(shared->pool, count, task, context);
-  }
-  if (!shared->busy.try_lock()) return run_on(nullptr, count, task, context);
+  if (count <= 1 || computes) return run_alone(count, task, context);
+  if (mine) return run_on(shared->pool, count, task, context);
+  if (!shared->busy.try_lock()) return run_alone(count, task, context);
   std::lock_guard<std::mutex> lock(shared->busy, std::adopt_lock);
   run_on(shared->pool, count, task, context);
 }
@@ -201,12 +219,16 @@ Awake::~Awake() {
   shared->busy.unlock();
 }
 
-int threads() { return shared->pool ? shared->pool->size() : 1; }
+int threads() { return shared->threads.load(std::memory_order_relaxed); }
 
 void set_threads(int count, const int* cpus, int num_cpus) {
   std::lock_guard<std::mutex> lock(shared->busy);
   delete shared->pool;
-  shared->pool = count > 1 ? new Pool(count, std::vector<int>(cpus, cpus + num_cpus)) : nullptr;
+  shared->pool = nullptr;
+  shared->threads.store(1);
+  if (count <= 1) return;
+  shared->pool = new Pool(count, std::vector<int>(cpus, cpus + num_cpus));
+  shared->threads.store(count);
 }
 
 void* scratch(Slot slot, size_t bytes) {

@@ -8,10 +8,17 @@
 
 #if defined(QIAO_EMULATED)
 #include "emulate_x86.h"
+#if defined(QIAO_AMX)
+#include "emulate_amx.h"
+#endif
 #elif defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
+#if defined(QIAO_SIMD_SVE)
+#include <arm_sve.h>
+#else
 #include <arm_neon.h>
+#endif
 #endif
 
 #ifndef QIAO_VARIANT
@@ -28,6 +35,8 @@ struct f16 { uint16_t bits; };
 #include "simd_avx512.inc"
 #elif defined(QIAO_SIMD_AVX2)
 #include "simd_avx2.inc"
+#elif defined(QIAO_SIMD_SVE)
+#include "simd_sve.inc"
 #elif defined(QIAO_SIMD_NEON)
 #include "simd_neon.inc"
 #else

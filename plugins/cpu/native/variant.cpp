@@ -2,12 +2,8 @@
 #include "attention.h"
 #include "light.h"
 #include "matmul_int8.h"
+#include "names.h"
 #include "peak.h"
-
-#define QIAO_JOIN_(a, b) a##b
-#define QIAO_JOIN(a, b) QIAO_JOIN_(a, b)
-#define QIAO_TEXT_(a) #a
-#define QIAO_TEXT(a) QIAO_TEXT_(a)
 
 namespace qiao {
 

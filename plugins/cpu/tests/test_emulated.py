@@ -1,4 +1,4 @@
-"""Variants that this processor may lack: aarch64 under qemu, AVX-512 and AVX-VNNI through SIMDe's portable intrinsics.
+"""Variants that this processor may lack: aarch64 under qemu, x86-64's through SIMDe and, for AMX, tiles of our own.
 
 ``tests/native/compare.cpp`` compares each with the scalar kernels and each row alone with the row in a batch. What
 these builds need is in Debian's packages qemu-user-static, g++-aarch64-linux-gnu and libsimde-dev.
@@ -62,8 +62,9 @@ def checked(output: str) -> dict[str, int]:
 def test_aarch64_under_an_emulator():
     need({"cmake": tool("cmake"), COMPILER: shutil.which(COMPILER), "qemu-user": QEMU})
     system = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={COMPILER}")
-    found = checked(run(QEMU, "-L", "/usr/aarch64-linux-gnu", "-cpu", "max", str(compare("aarch64", *system))))
-    assert set(found) == {"scalar", "neon", "neon_dotprod"}
+    processor = "max,sve256=on,sve-default-vector-length=32"
+    found = checked(run(QEMU, "-L", "/usr/aarch64-linux-gnu", "-cpu", processor, str(compare("aarch64", *system))))
+    assert set(found) == {"scalar", "neon", "neon_dotprod", "neon_i8mm", "sve256"}
     assert min(found.values()) > 1000
 
 
@@ -71,6 +72,7 @@ def test_aarch64_under_an_emulator():
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="portable intrinsics on halves of AVX2")
 def test_x86_through_portable_intrinsics():
     need({"cmake": tool("cmake"), "libsimde-dev": SIMDE.exists(), "AVX2": "avx2" in Path("/proc/cpuinfo").read_text()})
-    found = checked(run(str(compare("emulated", "-DQIAO_CPU_EMULATE=ON")), "avx2_vnni", "avx512"))
-    assert set(found) == {"avx2_vnni", "avx512"}
+    wanted = {"avx2_vnni", "avx512", "avx512_bf16", "amx"}
+    found = checked(run(str(compare("emulated", "-DQIAO_CPU_EMULATE=ON")), *sorted(wanted)))
+    assert set(found) == wanted
     assert min(found.values()) > 1000
