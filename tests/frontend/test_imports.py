@@ -1,18 +1,22 @@
-"""A front end over a GGUF file loads no torch, which costs seconds and hundreds of megabytes."""
+"""What the two processes of a server import: torch and transformers cost seconds and hundreds of megabytes each."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from qiao.loading.vocabularies import byte_alphabet
 
 from tests.support.checkpoints import rand_checkpoint
 from tests.support.gguf import write_gguf
 
-CODE = """
+FRONT = """
 import sys
+from qiao.cli.main import build_app
 import qiao.server.lifecycle
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo
@@ -23,14 +27,67 @@ info = EngineInfo(device="cpu", dtype="float32", eos_token_ids=[7], **dict.fromk
 front = Frontend.load(args, info, TextFiles.read(args))
 assert 7 in front.eos_token_ids
 assert front.decode(front.encode("abc", add_special_tokens=False)) == "abc"
-print("torch" in sys.modules)
 """
 
+ENGINE = """
+import sys
+import qiao.transport.host
+from qiao.config import EngineArgs
+from qiao.build import build_engine
+build_engine(EngineArgs(model=sys.argv[1], device="cpu", num_gpu_blocks_override=8, max_model_len=64))
+"""
 
-def test_no_torch_in_the_front_end(tmp_path: Path) -> None:
+LAUNCH = """
+import sys
+import qiao.cli.main, qiao.cli.serve, qiao.server.__main__, qiao.server.flags, qiao.server.start
+"""
+
+SHOW = "import json; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules} | set(sys.modules))))"
+
+NOT_IN_FRONT = {"torch", "transformers", "numpy", "gguf", "huggingface_hub", "safetensors", "sympy", "sentencepiece"}
+NOT_IN_ENGINE = {
+    *("transformers", "huggingface_hub", "fastapi", "pydantic", "uvicorn", "jinja2", "httpx", "prometheus_client"),
+    *("gguf", "sentencepiece", "tokenizers", "typer", "rich", "sympy", "networkx", "triton"),
+    *("torch._dynamo", "torch._inductor", "torch.distributed.tensor"),
+}
+NOT_BEFORE_LAUNCH = NOT_IN_FRONT | {
+    *("fastapi", "pydantic", "uvicorn", "jinja2", "tokenizers", "prometheus_client", "yaml"),
+}
+
+
+def imported(code: str, model: Path | str = "") -> set[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code + SHOW, str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rand_checkpoint(tmp_path_factory.mktemp("model") / "m")
+
+
+@pytest.fixture(scope="module")
+def gguf(folder: Path) -> Path:
     tokens = byte_alphabet()
     words = {"model": "gpt2", "pre": "gpt-2", "tokens": list(tokens), "token_type": [1] * len(tokens)}
     words = {f"tokenizer.ggml.{key}": value for key, value in words.items()}
-    file = write_gguf(rand_checkpoint(tmp_path / "m"), tmp_path / "m.gguf", metadata=words)
-    done = subprocess.run([sys.executable, "-c", CODE, str(file)], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "False", done.stderr
+    return write_gguf(folder, folder.parent / "m.gguf", metadata=words)
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_front_end(kind: str, request: pytest.FixtureRequest) -> None:
+    assert imported(FRONT, request.getfixturevalue(kind)) & NOT_IN_FRONT == set()
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_engine(kind: str, request: pytest.FixtureRequest) -> None:
+    assert imported(ENGINE, request.getfixturevalue(kind)) & NOT_IN_ENGINE == set()
+
+
+def test_engine_is_started_before_the_rest_is_imported() -> None:
+    """``serve`` spawns the engine with what these modules bring, and imports the HTTP side after."""
+    found = imported(LAUNCH)
+    assert "qiao.server.lifecycle" not in found
+    assert found & NOT_BEFORE_LAUNCH == set()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qiao.errors import ModelError
 from qiao.loading import ModelFiles, iter_weights, load_config, load_generation_config, resolve
+from qiao.loading.ggml_types import TYPES
 from qiao.loading.gguf import count_gguf, read_tensor
 from qiao.loading.gguf_file import GGUFTensor, open_gguf
 from safetensors.torch import load_file, save_file
@@ -61,7 +62,7 @@ def test_weights_and_config_give_the_original_model(family: str, tmp_path: Path)
     original = load_file(folder / "model.safetensors")
     weights = load(file)
     assert weights.keys() == original.keys()
-    assert count_gguf(file) == len(original)
+    assert count_gguf(resolve(file).header) == len(original)
     for name, values in original.items():
         torch.testing.assert_close(weights[name], values, rtol=0, atol=2e-7)
     config = load_config(resolve(file))
@@ -116,6 +117,12 @@ def test_quantized_weights_are_near_the_original(kind: str, tmp_path: Path, rand
     assert load(file)["lm_head.weight"].dtype == expected
 
 
+def test_types_are_those_of_the_gguf_package() -> None:
+    assert {(kind.number, kind.name): (kind.block, kind.block_bytes) for kind in TYPES.values()} == {
+        (kind.value, kind.name): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()
+    }
+
+
 DECODED = sorted(kind.name for kind in quants._type_traits)
 
 
@@ -128,7 +135,7 @@ def test_every_type_that_the_gguf_package_decodes(kind: str, tmp_path: Path) -> 
     raw = np.random.default_rng(0).integers(0, 60, (rows, 2 * size), dtype=np.uint8)
     file = tmp_path / "t"
     file.write_bytes(b"pad" + raw.tobytes())
-    tensor = read_tensor(GGUFTensor("t", (rows, columns), number, file, 3, raw.size))
+    tensor = read_tensor(GGUFTensor("t", (rows, columns), TYPES[number], file, 3, raw.size))
     if kind == "BF16":
         assert tensor.dtype == torch.bfloat16
     blocks = [quants.dequantize(row[i * size : (i + 1) * size], number) for row in raw for i in range(2)]

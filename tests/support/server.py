@@ -194,7 +194,7 @@ LAUNCH = """
 import json, sys
 from qiao.errors import QiaoError
 from qiao.server.flags import parse
-from qiao.server.lifecycle import serve
+from qiao.server.start import serve
 from qiao.transport.process import HostOptions
 parsed = parse(sys.argv[2:])
 sys.exit(serve(parsed.engine, parsed.server, HostOptions(module=sys.argv[1], log_level="warning")))

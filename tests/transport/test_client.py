@@ -18,7 +18,7 @@ from qiao.errors import EngineDeadError, KernelError, ModelError, OverloadedErro
 from qiao.sampling_params import SamplingParams
 from qiao.transport import EngineClient, EngineState
 from qiao.transport.messages import FromEngine
-from qiao.transport.process import EngineProcess, HostOptions
+from qiao.transport.process import EngineProcess, HostOptions, launch
 
 from tests.support.server import DIE, EOS, FAULT, FULL, RAISE, chain
 
@@ -251,7 +251,7 @@ def test_a_message_that_cannot_be_taken_in_ends_the_child() -> None:
         def received(message: FromEngine) -> None:
             raise ValueError("not understood")
 
-        process = await EngineProcess.spawn(args(), OPTIONS, received)
+        process = await EngineProcess.attach(launch(args(), OPTIONS), received)
         try:
             assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
             assert [str(error) for error in errors] == ["not understood"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -20,18 +21,24 @@ from qiao.engine.request import EngineInfo, FallbackCount
 from qiao.errors import ModelError, ParameterError
 from qiao.loading import (
     ModelFiles,
+    config_file,
     eos_token_ids,
     iter_weights,
     load_config,
+    plain_config,
     quantization_of,
     quantized_weights,
     resolve,
 )
 from qiao.loading.heap import freed_at_once
-from qiao.models import create, describe
+from qiao.loading.packed_cache import PackedCache, cache_folder, code_identity, source_identity
+from qiao.loading.weights import weight_files
+from qiao.models import create, describe, has_family
 from qiao.models.base import Model
+from qiao.models.packing import load_kept
+from qiao.models.settings import Settings
 from qiao.optable import OpTable
-from qiao.quantization import QuantizedWeight
+from qiao.quantization import QuantizedWeight, Weight
 from qiao.registry import (
     Backend,
     FallbackCounters,
@@ -69,7 +76,7 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
     set_threads(backend, args.threads)
     files = resolve(args.model, args.revision, args.download_dir)
     _check_format(args, files)
-    config = load_config(files, args.trust_remote_code, args.hf_overrides)
+    config = read_config(files, args)
     quantized = {} if args.quantization == "none" else quantized_weights(files)
     shape = shape_for(config, args.dtype, backend.capabilities, quantized)
     if args.kv_cache_dtype != "auto":
@@ -77,7 +84,7 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
     wanted = _context(args, shape)
     counters = FallbackCounters()
     plan, ops = place(shape, backend, args, counters)
-    model, seconds = _load(files, config, shape, ops, args, quantized)
+    model, seconds = _load(files, config, shape, ops, args, quantized, backend)
     logger.info("weights of %s loaded in %.1f s", args.model, seconds)
     kv_dtype = dtype_of(shape.cache_dtype)
     size = _size_cache(args, shape, plan, ops, wanted, kv_dtype)
@@ -94,11 +101,31 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
         max_num_queued=args.max_num_queued_reqs,
         dtype=shape.dtype,
         kv_cache_dtype=shape.cache_dtype,
-        eos_token_ids=eos_token_ids(getattr(config.get_text_config(), "eos_token_id", None)),
+        eos_token_ids=eos_token_ids(_end_of(config)),
         kv_explanation=size.explanation,
         plan=plan.as_dict(),
     )
     return BuiltEngine(engine, info, plan)
+
+
+def read_config(files: ModelFiles, args: EngineArgs) -> Any:
+    """The config as ``qiao.models`` takes it: the file's keys for a family that is known, else transformers' class.
+
+    The class would change nothing for the first, and importing it costs more time than the rest of a start.
+    Raises ``ModelError`` naming the file.
+    """
+    raw = plain_config(files, args.hf_overrides)
+    if has_family(raw):
+        return Settings(raw, str(config_file(files)))
+    return load_config(files, args.trust_remote_code, args.hf_overrides)
+
+
+def _end_of(config: Any) -> Any:
+    """``eos_token_id`` of the config of the text model."""
+    if not isinstance(config, Settings):
+        return getattr(config.get_text_config(), "eos_token_id", None)
+    inner = config.get("text_config", {})
+    return inner.get("eos_token_id", config.get("eos_token_id")) if isinstance(inner, Mapping) else None
 
 
 def set_threads(backend: Backend, count: int | None) -> None:
@@ -185,13 +212,51 @@ def _load(
     ops: OpTable,
     args: EngineArgs,
     quantized: Mapping[str, QuantizedWeight],
+    backend: Backend,
 ) -> tuple[Model, float]:
     start = time.monotonic()
+    cache = kept_weights(files, config, shape, backend, ops, args)
+    dtype = dtype_of(shape.dtype)
+
+    def weights() -> Iterator[tuple[str, Weight]]:
+        return iter_weights(files, dequantize=args.quantization == "none")
+
+    def make(table: OpTable) -> Any:
+        return create(config, table, dtype, args.max_model_len, quantized)
+
     with freed_at_once():
-        model = create(config, ops, dtype_of(shape.dtype), args.max_model_len, quantized)
-        model.load(iter_weights(files, dequantize=args.quantization == "none"))
+        if cache is None:
+            model: Model = make(ops)
+            model.load(weights())
+        else:
+            model = load_kept(make, ops, weights, *cache, backend.hooks["restore_weight"])
         ops.synchronize(ops.device)
     return model, time.monotonic() - start
+
+
+def kept_weights(
+    files: ModelFiles, config: Any, shape: ModelShape, backend: Backend, ops: OpTable, args: EngineArgs
+) -> tuple[PackedCache, dict[str, Any]] | None:
+    """Where this model's packed weights are kept, and under which key; None where they are not.
+
+    They are for devices that take them back and read them from host memory, and models with a definition of their own.
+    """
+    folder, packing = cache_folder(args.packed_cache), backend.capabilities.packing
+    able = backend.on_host and packing and "restore_weight" in backend.hooks and isinstance(config, Settings)
+    if folder is None or not able or any(one.device != ops.device for one in ops.matmul.values()):
+        return None
+    here = Path(__file__).parent
+    key = {
+        "model": (files.gguf or files.folder).name,
+        "sources": source_identity(weight_files(files)),
+        "config": config.raw,
+        "dtype": shape.dtype,
+        "quantization": args.quantization,
+        "plugin": backend.plugin,
+        "packing": packing,
+        "code": code_identity(here / name for name in ("layers", "loading", "models", "quantization")),
+    }
+    return PackedCache(folder), key
 
 
 def _context(args: EngineArgs, shape: ModelShape) -> int:

@@ -32,6 +32,8 @@ class EngineArgs:
     step. ``drop`` leaves hooks of the plugin unused, to try what a gap costs. Sizes are in bytes, times in seconds.
     ``tpot_target_ms`` limits the prompt tokens beside running answers so that a step takes about so many milliseconds;
     None leaves them to ``max_num_batched_tokens``.
+    ``packed_cache`` is the folder of packed weights, or ``off``; None is the variable ``QIAO_PACKED_CACHE``, else
+    ``~/.cache/qiao/packed``.
     ``block_size`` in tokens; None takes what the device allows nearest to 16. ``kv_cache_dtype``: see ``KV_DTYPES``,
     ``auto`` is the model's own.
 
@@ -74,6 +76,7 @@ class EngineArgs:
     scheduling_policy: str = "fcfs"
     enforce_eager: bool = False
     threads: int | None = None
+    packed_cache: str | None = None
     check_integrity: bool = False
 
     def __post_init__(self) -> None:

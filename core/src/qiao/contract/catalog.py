@@ -90,6 +90,7 @@ _DEVICE = (
     OpSpec("utilization", "device", "", _plain("device"), optional=True),
     OpSpec("capture", "device", "", _plain("function", "example", "device"), optional=True),
     OpSpec("set_threads", "device", "", _plain("count"), optional=True),
+    OpSpec("restore_weight", "device", "", _plain("scheme", "tensors", "info", "device"), optional=True),
     OpSpec("collective_backend", "device", "", (), optional=True),
 )
 

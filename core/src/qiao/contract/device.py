@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from qiao.contract.markers import hookspec
-from qiao.contract.types import Capabilities, DeviceInfo, MemoryInfo
+from qiao.contract.types import Capabilities, DeviceInfo, MemoryInfo, PackedWeight, WeightInfo
 
 
 class DeviceSpec:
@@ -63,6 +65,17 @@ class DeviceSpec:
         Called once, before anything is computed. Returns what was chosen and why, for the user (``"2 threads (2
         cores)"``); fewer than asked for where the process may not run on as many processors. Raises ``ValueError`` for
         a count below 1.
+        """
+        raise NotImplementedError
+
+    @hookspec
+    def restore_weight(
+        self, scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightInfo, device: str
+    ) -> PackedWeight:
+        """Optional. Since 1.1. The packed weight whose ``data`` once were ``tensors``, for ``Capabilities.packing``.
+
+        They come from a file, mapped into memory: they are not written to, and only pages that are read take memory.
+        Raises ``ValueError`` for tensors that this device did not pack.
         """
         raise NotImplementedError
 

@@ -67,6 +67,9 @@ class Capabilities:
     weight format by (``"matmul." + scheme``, dtype), as where activations are rounded on the fly.
     ``capture_sizes`` are the numbers of sequences for which decode steps are recorded, at the start; a step is filled
     up to the next one. Empty means that any number is recorded when it first comes.
+    ``packing`` names all that the bytes of packed weights depend on besides the weights (version, instruction set,
+    settings): a device with the hook ``restore_weight`` takes back what was packed under the same name. Empty where
+    packed weights cannot be kept.
     """
 
     dtypes: tuple[str, ...]
@@ -80,6 +83,7 @@ class Capabilities:
     sdk: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     tolerances: Mapping[tuple[str, str], Tolerance] = field(default_factory=lambda: _EMPTY)
     capture_sizes: tuple[int, ...] = ()
+    packing: str = ""
 
 
 @dataclass(frozen=True, slots=True)

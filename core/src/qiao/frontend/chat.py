@@ -7,12 +7,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from qiao.errors import ParameterError
 from qiao.frontend.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from qiao.loading.text_tokenizer import AnyTokenizer
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -25,7 +26,7 @@ class ChatRenderer:
     ``template`` overrides the tokenizer's: the template's text, or the path of a file with it.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> None:
+    def __init__(self, tokenizer: AnyTokenizer, template: str | None = None) -> None:
         self._tokens = {k: v for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)}
         found = read_template(template) if template else tokenizer.chat_template
         named = found if isinstance(found, dict) else {"default": found}

@@ -13,11 +13,11 @@ from qiao.errors import ModelError, ParameterError, PromptTooLongError
 from qiao.frontend.chat import ChatRenderer
 from qiao.frontend.output import OutputProcessor
 from qiao.frontend.vocabulary import TokenTable
-from qiao.loading import eos_token_ids, load_generation_config, load_tokenizer, resolve, sampling_defaults
+from qiao.loading import eos_token_ids, load_generation_config, load_text_tokenizer, resolve, sampling_defaults
 from qiao.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from qiao.loading.text_tokenizer import AnyTokenizer
 
 MAX_CACHE_SALT = 1024
 
@@ -26,10 +26,10 @@ MAX_CACHE_SALT = 1024
 class TextFiles:
     """What a front end reads of a model's files; needs no engine and no torch, so it can be read while one starts.
 
-    What it needs of the config comes with ``EngineInfo``: transformers' configs import torch.
+    What it needs of the config comes with ``EngineInfo``.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: AnyTokenizer
     generation_config: Mapping[str, Any]
     ends: tuple[Any, Any]
     """``eos_token_id`` of generation config and tokenizer."""
@@ -41,7 +41,7 @@ class TextFiles:
         source = files
         if args.tokenizer is not None:
             source = resolve(args.tokenizer, args.tokenizer_revision, args.download_dir)
-        tokenizer = load_tokenizer(source, args.trust_remote_code)
+        tokenizer = load_text_tokenizer(source, args.trust_remote_code)
         generation_config = load_generation_config(files)
         ends = generation_config.get("eos_token_id"), tokenizer.eos_token_id
         if args.generation_config not in ("auto", "vllm", "none"):
@@ -58,7 +58,7 @@ class Frontend:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: AnyTokenizer,
         info: EngineInfo,
         args: EngineArgs,
         generation_config: Mapping[str, Any] | None = None,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from qiao.engine.request import EngineRequest, SequenceOutput, TokenLogprobs
 from qiao.frontend.detokenizer import Detokenizer, make_detokenizer
@@ -14,6 +13,9 @@ from qiao.frontend.stops import StopChecker
 from qiao.frontend.vocabulary import TokenTable
 from qiao.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from qiao.sampling_params import RequestOutputKind
+
+if TYPE_CHECKING:
+    from qiao.loading.text_tokenizer import AnyTokenizer
 
 
 @dataclass(slots=True)
@@ -57,9 +59,7 @@ class OutputProcessor:
     ``Frontend.processor`` makes one without reading the tokenizer again.
     """
 
-    def __init__(
-        self, request: EngineRequest, prompt_text: str | None, tokenizer: TokenTable | PreTrainedTokenizerBase
-    ) -> None:
+    def __init__(self, request: EngineRequest, prompt_text: str | None, tokenizer: TokenTable | AnyTokenizer) -> None:
         table = tokenizer if isinstance(tokenizer, TokenTable) else TokenTable(tokenizer)
         self.request = request
         self.deltas: list[OutputDelta] = []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from qiao.loading.text_tokenizer import AnyTokenizer
 
 _SAMPLE = 64
 
@@ -19,7 +20,7 @@ class TokenTable:
     drops at the start of a text. ``special_ids`` is what ``skip_special_tokens`` skips.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: AnyTokenizer) -> None:
         self.tokenizer = tokenizer
         self.special_ids = frozenset(
             i for i, token in getattr(tokenizer, "added_tokens_decoder", {}).items() if token.special
@@ -88,7 +89,7 @@ class TokenTable:
             return found
         if not 0 <= token_id < len(self.tokenizer):
             return None
-        token = self.tokenizer.convert_ids_to_tokens(token_id)
+        token = self.tokenizer.convert_ids_to_tokens([token_id])[0]
         return token if isinstance(token, str) else None
 
     def _read_decoder(self) -> bool:

@@ -40,7 +40,7 @@ class Head:
     def targets(self) -> dict[str, Target]:
         """The weight [V, E]."""
         found = self._linear.targets()
-        found[f"{self._name}.weight"] = Target(self._shape, self._keep)
+        found[f"{self._name}.weight"] = Target(self._shape, self._keep, packed=not self._tied)
         return found
 
     def _keep(self, weight: Weight) -> None:

@@ -85,7 +85,9 @@ class Linear:
         if self._has_bias:
             shapes["bias"] = (rows,)
         return {
-            f"{part}.{kind}": Target(shape, partial(self._put, part, kind), tuple(f"{p}.{kind}" for p in covers))
+            f"{part}.{kind}": Target(
+                shape, partial(self._put, part, kind), tuple(f"{p}.{kind}" for p in covers), packed=kind == "weight"
+            )
             for kind, shape in shapes.items()
         }
 

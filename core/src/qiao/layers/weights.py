@@ -18,12 +18,14 @@ _SHOWN = 5
 class Target:
     """A place for one checkpoint weight of exactly ``shape``.
 
-    A fused tensor ``covers`` the names of its parts: either it comes, or they do.
+    A fused tensor ``covers`` the names of its parts: either it comes, or they do. Of a weight that is ``packed`` the
+    layer keeps what ``pack_weight`` makes of it, and nothing else.
     """
 
     shape: tuple[int, ...]
     put: Callable[[Weight], None]
     covers: tuple[str, ...] = ()
+    packed: bool = False
 
 
 def floating(name: str, weight: Weight, dtype: torch.dtype) -> torch.Tensor:

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from transformers import PreTrainedTokenizerBase
 
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineRequest, EngineStats, SequenceOutput
@@ -19,11 +18,13 @@ from qiao.frontend import Frontend, OutputProcessor
 from qiao.llm.arguments import engine_args
 from qiao.llm.beam_search import search
 from qiao.llm.prompts import Message, Prompt, conversations, for_each, prompt_list, prompt_parts
+from qiao.loading import load_tokenizer
 from qiao.outputs import BeamSearchOutput, RequestOutput
 from qiao.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedTokenizerBase
 
 
 class LLM:
@@ -54,6 +55,7 @@ class LLM:
         self.plan = built.plan
         self._engine = built.engine
         self._frontend = Frontend.load(self.args, built.info)
+        self._tokenizer: PreTrainedTokenizerBase | None = None
         self._ids = itertools.count()
         self._inboxes: dict[str, list[SequenceOutput]] = {}
 
@@ -143,8 +145,12 @@ class LLM:
         return self._frontend
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer."""
-        return self._frontend.tokenizer
+        """The model's tokenizer, as transformers' class."""
+        if self._tokenizer is None:
+            args = self.args
+            name, revision = args.tokenizer or args.model, args.tokenizer_revision if args.tokenizer else args.revision
+            self._tokenizer = load_tokenizer(name, args.trust_remote_code, revision, args.download_dir)
+        return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What applies when no parameters are given: vLLM's defaults, with the checkpoint's own on top."""

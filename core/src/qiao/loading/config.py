@@ -22,9 +22,7 @@ def load_config(
     ``overrides`` replaces keys as written in the file, nested dicts key by key. Code of the checkpoint runs only with
     ``trust_remote_code``. Raises ``ModelError`` naming the file.
     """
-    raw = merged(read_raw_config(files), overrides or {})
-    where = files.gguf or files.folder / "config.json"
-    _check_rope(raw, where)
+    raw, where = plain_config(files, overrides), config_file(files)
     try:
         return build_config(raw, files.folder if trust_remote_code else None)
     except ModelError:
@@ -35,12 +33,26 @@ def load_config(
         ) from error
 
 
+def plain_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The keys of ``config.json`` with ``overrides``, without transformers, whose config classes take seconds to
+    import. Raises ``ModelError`` naming the file.
+    """
+    raw = merged(read_raw_config(files), overrides or {})
+    _check_rope(raw, config_file(files))
+    return raw
+
+
+def config_file(files: ModelFiles) -> Path:
+    """The file that the config comes from, for messages."""
+    return files.gguf or files.folder / "config.json"
+
+
 def read_raw_config(files: ModelFiles) -> dict[str, Any]:
     """The keys of ``config.json``, or the same made from a GGUF file's metadata."""
     if files.gguf is not None:
-        from qiao.loading.gguf import gguf_config
+        from qiao.loading.gguf_config import gguf_config
 
-        return gguf_config(files.gguf)
+        return gguf_config(files.header)
     return read_json(files.folder / "config.json")
 
 

@@ -18,7 +18,7 @@ def load_generation_config(files: ModelFiles) -> dict[str, Any]:
     if files.gguf is not None:
         from qiao.loading.gguf_config import gguf_generation_config
 
-        return gguf_generation_config(files.gguf)
+        return gguf_generation_config(files.header)
     file = files.folder / "generation_config.json"
     return read_json(file) if file.is_file() else {}
 

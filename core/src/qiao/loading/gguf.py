@@ -9,16 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES
-from gguf.quants import dequantize
 
 from qiao.errors import ModelError
-from qiao.loading.gguf_config import check_architecture, gguf_config, gguf_generation_config, uniform
-from qiao.loading.gguf_file import GGUFModel, GGUFTensor, open_gguf, raw_bytes
+from qiao.loading.gguf_config import check_architecture, uniform
+from qiao.loading.gguf_file import GGUFModel, GGUFTensor
 from qiao.quantization import QuantizedWeight, Weight, take_rows
 from qiao.quantization.gguf import gguf_form, split_blocks
-
-__all__ = ["count_gguf", "gguf_config", "gguf_generation_config", "hf_name", "iter_gguf", "open_gguf", "read_tensor"]
 
 _TOP: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",
@@ -64,14 +60,13 @@ _IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_sho
 _FLOATS: Mapping[str, torch.dtype] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def iter_gguf(path: Path, device: str, dequantize: bool = False) -> Iterator[tuple[str, Weight]]:
+def iter_gguf(model: GGUFModel, device: str, dequantize: bool = False) -> Iterator[tuple[str, Weight]]:
     """Each tensor once, on ``device``; the experts of a mixture one by one.
 
     Float tensors keep their type. Quantized matrices whose type has a form of its own stay quantized unless
     ``dequantize``, others become float32. Undone on the way: llama.cpp's reordering of the rows
     of q and k in the llama family, and the 1 that its converter adds to Gemma's norms. Raises ``ModelError``.
     """
-    model = open_gguf(path)
     check_architecture(model)
     for tensor in model.tensors.values():
         if tensor.name in _IN_CONFIG:
@@ -102,9 +97,8 @@ class GGUFPlace:
         return self.tensor.file
 
 
-def gguf_tensors(path: Path) -> dict[str, GGUFPlace]:
+def gguf_tensors(model: GGUFModel) -> dict[str, GGUFPlace]:
     """The tensors of a model under their Hugging Face names; ``{expert}`` stands for the first dimension of some."""
-    model = open_gguf(path)
     check_architecture(model)
     held = (tensor for tensor in model.tensors.values() if tensor.name not in _IN_CONFIG)
     return {hf_name(model, tensor.name): GGUFPlace(model, tensor) for tensor in held}
@@ -117,9 +111,8 @@ def read_plain(place: GGUFPlace) -> torch.Tensor:
     return restored
 
 
-def quantized_gguf(path: Path) -> dict[str, QuantizedWeight]:
+def quantized_gguf(model: GGUFModel) -> dict[str, QuantizedWeight]:
     """The weights that ``iter_gguf`` will yield quantized, on the meta device."""
-    model = open_gguf(path)
     check_architecture(model)
     found: dict[str, QuantizedWeight] = {}
     for tensor in model.tensors.values():
@@ -133,9 +126,9 @@ def quantized_gguf(path: Path) -> dict[str, QuantizedWeight]:
     return found
 
 
-def count_gguf(path: Path) -> int:
+def count_gguf(model: GGUFModel) -> int:
     """How many tensors ``iter_gguf`` will yield."""
-    tensors = [t for t in open_gguf(path).tensors.values() if t.name not in _IN_CONFIG]
+    tensors = [t for t in model.tensors.values() if t.name not in _IN_CONFIG]
     return sum(t.shape[0] if "_exps." in t.name else 1 for t in tensors)
 
 
@@ -153,16 +146,22 @@ def hf_name(model: GGUFModel, name: str) -> str:
     return f"model.layers.{match[1]}.{target}.{kind}"
 
 
+def raw_bytes(tensor: GGUFTensor) -> np.ndarray:
+    """The tensor's bytes as a read-only map of the file, uint8 [size]."""
+    return np.memmap(tensor.file, dtype=np.uint8, mode="r", offset=tensor.offset, shape=(tensor.size,))
+
+
 def read_tensor(tensor: GGUFTensor) -> torch.Tensor:
     """The tensor's values, float32 where it was quantized. Raises ``ModelError`` for a type that cannot be decoded."""
     data = raw_bytes(tensor)
     dtype = _FLOATS.get(tensor.kind.name)
     if dtype is not None:
         return torch.from_numpy(np.array(data)).view(dtype).reshape(tensor.shape)  # a copy, as for safetensors
-    block, block_bytes = GGML_QUANT_SIZES[tensor.kind]
-    rows = data.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * block_bytes)
+    from gguf import GGMLQuantizationType, quants  # late: see qiao.loading.ggml_types
+
+    rows = data.reshape(*tensor.shape[:-1], tensor.shape[-1] // tensor.kind.block * tensor.kind.block_bytes)
     try:
-        values = dequantize(np.asarray(rows), tensor.kind)
+        values = quants.dequantize(np.asarray(rows), GGMLQuantizationType(tensor.kind.number))
     except NotImplementedError as error:
         raise ModelError(
             f"{tensor.file}: {tensor.name} has the type {tensor.kind.name}, which is not decoded."

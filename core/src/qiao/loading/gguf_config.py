@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from qiao.errors import ModelError
-from qiao.loading.gguf_file import GGUFModel, open_gguf, raw_bytes
+from qiao.loading.gguf_file import GGUFModel
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _CLASSES: Mapping[str, tuple[str, str]] = {
     "llama": ("llama", "LlamaForCausalLM"),
@@ -41,9 +42,8 @@ _END_OF_TURN = (
 """Texts of control tokens that end a turn, as llama.cpp recognises them."""
 
 
-def gguf_config(path: Path) -> dict[str, Any]:
+def gguf_config(model: GGUFModel) -> dict[str, Any]:
     """The keys that ``config.json`` would hold. Raises ``ModelError`` for a family that is not mapped."""
-    model = open_gguf(path)
     check_architecture(model)
     model_type, architecture = _CLASSES[model.architecture]
     config = _common(model)
@@ -63,9 +63,8 @@ def check_architecture(model: GGUFModel) -> None:
         )
 
 
-def gguf_generation_config(path: Path) -> dict[str, Any]:
+def gguf_generation_config(model: GGUFModel) -> dict[str, Any]:
     """End tokens, and sampling defaults where the file carries some."""
-    model = open_gguf(path)
     found: dict[str, Any] = {}
     for key, name in _SAMPLING.items():
         value = model.get(f"general.sampling.{key}")
@@ -195,6 +194,8 @@ def _rope_scaling(model: GGUFModel) -> dict[str, Any] | None:
 
 def _llama3_scaling(model: GGUFModel, config: dict[str, Any]) -> dict[str, Any]:
     """Llama 3's four numbers from the factors that the converter made of them; checked by making the factors again."""
+    import numpy as np  # late, as in the next function: a front end reads generation configs with this module
+
     factors = np.array(_floats(model, "rope_freqs.weight"))
     dim = 2 * len(factors)
     wave = 2 * np.pi * config["rope_theta"] ** (np.arange(0, dim, 2) / dim)
@@ -208,6 +209,8 @@ def _llama3_scaling(model: GGUFModel, config: dict[str, Any]) -> dict[str, Any]:
 
 def llama3_factors(wave: np.ndarray, scaling: Mapping[str, Any]) -> np.ndarray:
     """What each frequency is divided by; ``wave`` is the wavelength in tokens (Llama 3.1's reference code)."""
+    import numpy as np
+
     low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
     original = scaling["original_max_position_embeddings"]
     smooth = np.clip((original / wave - low) / (high - low), 0.0, 1.0)
@@ -216,8 +219,10 @@ def llama3_factors(wave: np.ndarray, scaling: Mapping[str, Any]) -> np.ndarray:
 
 
 def _floats(model: GGUFModel, name: str) -> list[float]:
-    values: list[float] = raw_bytes(model.tensors[name]).view(np.float32).tolist()
-    return values
+    tensor = model.tensors[name]
+    with tensor.file.open("rb") as stream:
+        stream.seek(tensor.offset)
+        return array("f", stream.read(tensor.size)).tolist()
 
 
 def _vocab_size(model: GGUFModel) -> int:

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from qiao.errors import ModelError
+from qiao.loading.ggml_types import TYPES, GgmlType
 
 _SCALARS: Mapping[int, str] = {
     0: "B",
@@ -43,7 +41,7 @@ class GGUFTensor:
 
     name: str
     shape: tuple[int, ...]
-    kind: GGMLQuantizationType
+    kind: GgmlType
     file: Path
     offset: int
     size: int
@@ -90,11 +88,6 @@ def open_gguf(path: Path) -> GGUFModel:
     if not metadata.get("general.architecture"):
         raise ModelError(f"{path}: has no general.architecture. It is not a language model, or damaged.")
     return GGUFModel(path, metadata, tensors)
-
-
-def raw_bytes(tensor: GGUFTensor) -> np.ndarray:
-    """The tensor's bytes as a read-only map of the file, uint8 [size]."""
-    return np.memmap(tensor.file, dtype=np.uint8, mode="r", offset=tensor.offset, shape=(tensor.size,))
 
 
 def _parts(path: Path) -> list[Path]:
@@ -206,19 +199,17 @@ class _Reader:
     def _place(self, infos: list[tuple[str, tuple[int, ...], int, int]], start: int) -> list[GGUFTensor]:
         tensors = []
         for name, shape, number, offset in infos:
-            try:
-                kind = GGMLQuantizationType(number)
-            except ValueError:
+            kind = TYPES.get(number)
+            if kind is None:
                 raise ModelError(
-                    f"{self.path}: {name} has the quantization type {number}, which the gguf package does not know. "
-                    "Update gguf, or take another quantization."
-                ) from None
-            block, block_bytes = GGML_QUANT_SIZES[kind]
-            if shape and shape[-1] % block:
-                raise ModelError(
-                    f"{self.path}: damaged: {name} {shape} does not split into {kind.name} blocks of {block}."
+                    f"{self.path}: {name} has the quantization type {number}, which is not known here. "
+                    "Update qiao, or take another quantization."
                 )
-            size = math.prod(shape) // block * block_bytes
+            if shape and shape[-1] % kind.block:
+                raise ModelError(
+                    f"{self.path}: damaged: {name} {shape} does not split into {kind.name} blocks of {kind.block}."
+                )
+            size = math.prod(shape) // kind.block * kind.block_bytes
             if start + offset + size > len(self.data):
                 raise ModelError(
                     f"{self.path}: truncated: {name} ends at byte {start + offset + size}, "

@@ -6,33 +6,33 @@ another way than they were trained on.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
-from transformers import PreTrainedTokenizerBase
 
 from qiao.errors import ModelError
 from qiao.loading import vocabularies
-from qiao.loading.gguf_file import GGUFModel, open_gguf
+from qiao.loading.gguf_file import GGUFModel
+from qiao.loading.text_tokenizer import TextTokenizer
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _PREFIX = "tokenizer.ggml."
 
 
-def gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+def gguf_tokenizer(model: GGUFModel) -> TextTokenizer:
     """The tokenizer and chat template of a GGUF file. Raises ``ModelError`` for kinds that would be cut wrongly."""
-    model = open_gguf(path)
     tokens = model.get(_PREFIX + "tokens")
     if not isinstance(tokens, list) or not tokens:
-        raise ModelError(f"{path}: carries no tokenizer. Give one with --tokenizer.")
+        raise ModelError(f"{model.path}: carries no tokenizer. Give one with --tokenizer.")
     kind = model.get(_PREFIX + "model")
     if kind == "gpt2":
         tokenizer = _byte_level(model, tokens)
     elif kind == "llama":
         tokenizer = _sentencepiece(model, tokens)
     else:
-        raise ModelError(f"{path}: its tokenizer kind {kind!r} is not read. Give the model's folder with --tokenizer.")
+        raise ModelError(
+            f"{model.path}: its tokenizer kind {kind!r} is not read. Give the model's folder with --tokenizer."
+        )
     return vocabularies.wrap(tokenizer, _prefix(model, tokens), **_settings(model, tokens))
 
 

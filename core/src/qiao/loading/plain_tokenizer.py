@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
-from transformers import PreTrainedTokenizerBase
 
 from qiao.errors import ModelError
 from qiao.loading import vocabularies
 from qiao.loading.config import read_json
+from qiao.loading.text_tokenizer import TextTokenizer
 
 _CHATGLM = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 """ChatGLM3's tokens after the SentencePiece vocabulary, in the order of its own tokenizer."""
@@ -23,7 +23,7 @@ _CHATGLM = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", "<|system|>", "<|user|
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
-def plain_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizerBase:
+def plain_tokenizer(folder: Path, config: dict[str, Any]) -> TextTokenizer:
     """A tokenizer from ``tokenizer.model``. Raises ``ModelError`` when only the checkpoint's code could read it."""
     file = folder / "tokenizer.model"
     name = str(config.get("tokenizer_class", "")).lower()
@@ -34,7 +34,7 @@ def plain_tokenizer(folder: Path, config: dict[str, Any]) -> PreTrainedTokenizer
     return _sentencepiece(folder, file, config, name)
 
 
-def _sentencepiece(folder: Path, file: Path, config: dict[str, Any], name: str) -> PreTrainedTokenizerBase:
+def _sentencepiece(folder: Path, file: Path, config: dict[str, Any], name: str) -> TextTokenizer:
     from sentencepiece import SentencePieceProcessor
 
     try:
@@ -81,7 +81,7 @@ def _extra_tokens(config: dict[str, Any], size: int, chatglm: bool) -> dict[int,
     return extra
 
 
-def _tiktoken(folder: Path, file: Path, config: dict[str, Any]) -> PreTrainedTokenizerBase:
+def _tiktoken(folder: Path, file: Path, config: dict[str, Any]) -> TextTokenizer:
     """GLM-4: ranks of byte strings in base64; the rank is also the id, and merges follow from the ranks."""
     ranks: dict[bytes, int] = {}
     try:

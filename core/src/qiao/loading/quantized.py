@@ -14,7 +14,7 @@ from qiao.loading.config import read_json
 from qiao.loading.safetensors import TensorEntry, read_tensor, tensors_of
 from qiao.quantization import Method, QuantizedWeight, Weight, settings_of
 
-_OWN_FILES: Mapping[str, str] = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+OWN_FILES: Mapping[str, str] = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Where AutoGPTQ and AutoAWQ write their settings beside, or instead of, ``config.json``."""
 
 _SAME = {"w_bit": "bits", "q_group_size": "group_size"}
@@ -29,7 +29,7 @@ def read_settings(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any] 
     Raises ``ModelError`` with both values where a file of its own contradicts ``config.json``.
     """
     entry = settings_of(config)
-    for file, method in _OWN_FILES.items():
+    for file, method in OWN_FILES.items():
         if not (folder / file).is_file():
             continue
         read = {_SAME.get(key, key): value for key, value in read_json(folder / file).items()}

@@ -6,9 +6,14 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qiao.errors import ModelError
+
+if TYPE_CHECKING:
+    from qiao.loading.gguf_file import GGUFModel
 
 PYPI_PREFIX = "pypi:"
 MODELSCOPE_PREFIX = "modelscope:"
@@ -20,7 +25,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?(:[\w.-]+)?\Z")
 _HUB_FILE = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+/[\w./-]+\.gguf\Z")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelFiles:
     """A model on this disk: one GGUF file where ``gguf`` is set, otherwise a Hugging Face folder.
 
@@ -30,6 +35,14 @@ class ModelFiles:
     name: str
     folder: Path
     gguf: Path | None = None
+
+    @cached_property
+    def header(self) -> GGUFModel:
+        """The GGUF file's metadata and tensor places, read once; a vocabulary is most of it. Raises ``ModelError``."""
+        from qiao.loading.gguf_file import open_gguf
+
+        assert self.gguf is not None, "only GGUF files have a header"
+        return open_gguf(self.gguf)
 
 
 def resolve(model: str | Path, revision: str | None = None, download_dir: str | None = None) -> ModelFiles:

@@ -35,7 +35,7 @@ class WeightStore:
         if files.gguf is not None:
             from qiao.loading.gguf import gguf_tensors
 
-            self._gguf = gguf_tensors(files.gguf)
+            self._gguf = gguf_tensors(files.header)
             self._places: dict[str, Path] = {}
             self.shapes = {name: tensor.shape for name, tensor in self._gguf.items()}
             self.files = sorted({tensor.file for tensor in self._gguf.values()})

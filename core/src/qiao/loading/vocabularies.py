@@ -8,7 +8,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from qiao.loading.text_tokenizer import TextTokenizer
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _MODERN = (
@@ -88,15 +89,14 @@ def merges_from_scores(vocab: Mapping[str, int], scores: Sequence[float]) -> lis
     return [entry[4] for entry in sorted(ranked)]
 
 
-def wrap(tokenizer: Tokenizer, prefix: Sequence[str] = (), **settings: Any) -> PreTrainedTokenizerBase:
-    """As a transformers tokenizer; ``prefix`` are special tokens put before each text, ``settings`` its arguments."""
+def wrap(tokenizer: Tokenizer, prefix: Sequence[str] = (), chat_template: Any = None, **tokens: Any) -> TextTokenizer:
+    """With its named special ``tokens``; ``prefix`` are special tokens put before each text."""
     if prefix:
         ids = [(token, tokenizer.token_to_id(token)) for token in prefix]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[*prefix, "$A"], pair=[*prefix, "$A", "$B"], special_tokens=ids
         )
-    known = {key: value for key, value in settings.items() if value is not None}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **known)
+    return TextTokenizer(tokenizer, tokens, chat_template)
 
 
 def special(text: str, is_special: bool = True) -> AddedToken:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from qiao.errors import ModelError
 from qiao.loading.config import read_raw_config
-from qiao.loading.quantized import iter_quantized, promised_weights, read_settings
-from qiao.loading.safetensors import count_tensors, iter_safetensors
+from qiao.loading.quantized import OWN_FILES, iter_quantized, promised_weights, read_settings
+from qiao.loading.safetensors import checkpoint_files, count_tensors, iter_safetensors
 from qiao.loading.sources import ModelFiles
 from qiao.quantization import Method, QuantizedWeight, Weight, method_of
 
@@ -29,8 +30,8 @@ def iter_weights(
     if files.gguf is not None:
         from qiao.loading.gguf import count_gguf, iter_gguf
 
-        total = count_gguf(files.gguf)
-        source = iter_gguf(files.gguf, device, dequantize)
+        total = count_gguf(files.header)
+        source = iter_gguf(files.header, device, dequantize)
     else:
         total = count_tensors(files.folder)
         method = _method(files)
@@ -39,6 +40,14 @@ def iter_weights(
     return (
         _with_progress(_checked(source, files), total) if progress and sys.stderr.isatty() else _checked(source, files)
     )
+
+
+def weight_files(files: ModelFiles) -> list[Path]:
+    """The files that decide what ``iter_weights`` yields, but for ``config.json``."""
+    if files.gguf is not None:
+        return sorted({tensor.file for tensor in files.header.tensors.values()})
+    own = [files.folder / name for name in OWN_FILES]
+    return [*checkpoint_files(files.folder), *(file for file in own if file.is_file())]
 
 
 def quantization_of(files: ModelFiles) -> str | None:
@@ -57,7 +66,7 @@ def quantized_weights(files: ModelFiles) -> dict[str, QuantizedWeight]:
     if files.gguf is not None:
         from qiao.loading.gguf import quantized_gguf
 
-        return quantized_gguf(files.gguf)
+        return quantized_gguf(files.header)
     method = _method(files)
     return promised_weights(files.folder, method) if method else {}
 

@@ -79,6 +79,12 @@ def architectures() -> tuple[str, ...]:
     return tuple(_FAMILIES)
 
 
+def has_family(config: Mapping[str, Any]) -> bool:
+    """Whether a raw ``config.json`` is of an architecture with a definition of its own, which needs no config class."""
+    settings = settings_of(config)
+    return bool(settings.get("architectures") or settings.get("model_type")) and _architecture(settings) in _FAMILIES
+
+
 def describe(config: Any, quantized: Mapping[str, QuantizedWeight] = _NONE) -> ModelShape:
     """The shape of a model from its config, and its ``quantized`` weights by name: no other weights, no device.
 

@@ -131,12 +131,22 @@ class Decoder:
             forms=spec.forms,
         )
         self._tied = spec.tied
+        self._packed = frozenset(name for name, target in self._targets().items() if target.packed)
 
-    def load(self, weights: Iterable[tuple[str, Weight]]) -> None:
-        """Take a checkpoint's weights one at a time; see ``Model.load``."""
+    def _targets(self) -> dict[str, Target]:
         targets = {**self._embedding.targets(), **self._norm.targets(), **self._head.targets()}
         for layer in self._layers:
             targets.update(layer.targets())
+        return targets
+
+    def packs(self, name: str, weight: Weight) -> bool:
+        """Whether ``load`` keeps nothing of this weight of a checkpoint but what ``pack_weight`` makes of it."""
+        parts = [part for part, _ in self._renamed([(name, weight)])]
+        return bool(parts) and all(part in self._packed for part in parts)
+
+    def load(self, weights: Iterable[tuple[str, Weight]]) -> None:
+        """Take a checkpoint's weights one at a time; see ``Model.load``."""
+        targets = self._targets()
         fill(targets, self._renamed(weights), either=(("model.embed_tokens.weight", "lm_head.weight"),) * self._tied)
         self._head.finish(self._embedding)
 

@@ -95,17 +95,24 @@ def _entry_points() -> Iterator[PluginRecord]:
     seen: set[str] = set()
     for distribution in metadata.distributions():
         try:
+            if not _ours(distribution):  # its name need not be known, which is in a file that takes long to parse
+                continue
             name = canonicalize_name(distribution.name)
-            points = [p for p in distribution.entry_points if p.group.startswith(GROUP_PREFIX)]
+            distribution = metadata.distribution(name)  # the first of that name, not an older copy down sys.path
+            points = _ours(distribution)
         except Exception:  # noqa: S112 - a package with unreadable metadata is none of ours and harms no other
             continue
-        if name in seen:  # an older copy further down sys.path
+        if name in seen:
             continue
         seen.add(name)
         for point in points:
             requires = _declared_range(distribution.requires or [])
             version = distribution.version or "unknown"
             yield PluginRecord(point.name, distribution.name, version, point.group, point.value, requires=requires)
+
+
+def _ours(distribution: metadata.Distribution) -> list[metadata.EntryPoint]:
+    return [point for point in distribution.entry_points if point.group.startswith(GROUP_PREFIX)]
 
 
 def _declared_range(requirements: Iterable[str]) -> str:

@@ -108,7 +108,7 @@ def place_operators(shape: ModelShape, backend: Backend, request: Request) -> li
 
 def _members(group: str) -> list[OpSpec]:
     wanted = group if group in ("KV", "S", "") else "W"
-    never_shown = ("probe_devices", "capabilities", "set_threads", "collective_backend")
+    never_shown = ("probe_devices", "capabilities", "set_threads", "restore_weight", "collective_backend")
     return [spec for spec in CATALOG.values() if spec.group == wanted and spec.name not in never_shown]
 
 

@@ -13,7 +13,7 @@ __all__ = ["ServerArgs", "serve"]
 
 
 def serve(args: EngineArgs, server: ServerArgs) -> int:
-    """Serve until a signal ends it; the exit status. See ``qiao.server.lifecycle.serve``."""
-    from qiao.server.lifecycle import serve
+    """Serve until a signal ends it; the exit status. See ``qiao.server.start.serve``."""
+    from qiao.server.start import serve
 
     return serve(args, server)

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for note in parsed.notes:
             print(f"qiao: warning: {note}", file=sys.stderr)
         check_device_name(parsed.engine.device)
-        from qiao.server import serve  # late: it loads torch
+        from qiao.server import serve  # late: it starts the engine
 
         status = serve(parsed.engine, parsed.server)
     except QiaoError as error:

@@ -114,7 +114,7 @@ class _Reader:
         """Fill from ``--config`` what the command line left open."""
         if self._config is None:
             return
-        import yaml
+        import yaml  # most starts have no such file
 
         given, self.values = self.values, {}
         try:

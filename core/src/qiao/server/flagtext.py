@@ -11,6 +11,7 @@ FLAG_TEXT: Mapping[str, str] = {
     "revision": "branch, tag or commit on the hub",
     "tokenizer_revision": "the same for --tokenizer",
     "trust_remote_code": "run Python code that comes with the checkpoint",
+    "packed_cache": "folder that keeps packed weights for the next start, or off; ~/.cache/qiao/packed if not given",
     "download_dir": "where downloads go",
     "load_format": "auto, safetensors or gguf",
     "dtype": "auto, float32, float16 or bfloat16",

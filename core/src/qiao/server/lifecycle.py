@@ -22,16 +22,13 @@ import uvicorn
 
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo
-from qiao.errors import ParameterError
 from qiao.frontend import Frontend, TextFiles
-from qiao.observability.logs import configure_logging
 from qiao.observability.metrics import Metrics
 from qiao.server.app import create_app
 from qiao.server.args import ServerArgs
 from qiao.server.state import ServerState
 from qiao.transport import EngineClient, EngineState
-from qiao.transport.priority import run_when_idle
-from qiao.transport.process import HostOptions
+from qiao.transport.process import HostOptions, Launched
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +38,9 @@ LAST_WORDS_SECONDS = 2.0
 """After the drain time: how long clients have to receive their error."""
 
 
-def serve(args: EngineArgs, server: ServerArgs, options: HostOptions | None = None) -> int:
-    """Load the model, serve it, and return the exit status once a signal has ended it.
-
-    Raises a ``QiaoError`` when the server cannot start: a wrong argument or model, a port in use, a refused plan.
-    """
-    configure_logging(server.uvicorn_log_level, json_lines=server.log_json)
-    run_when_idle()
-    options = options or HostOptions(log_level=server.uvicorn_log_level, log_json=server.log_json)
-    return loop_runner()(_Server(args, server, options).run())
+def run(args: EngineArgs, server: ServerArgs, options: HostOptions, listener: socket.socket, engine: Launched) -> int:
+    """Serve on ``listener`` with an engine that has been started; see ``qiao.server.start.serve``."""
+    return loop_runner()(_Server(args, server, options, listener, engine).run())
 
 
 def loop_runner() -> Callable[[Coroutine[Any, Any, int]], int]:
@@ -62,17 +53,20 @@ def loop_runner() -> Callable[[Coroutine[Any, Any, int]], int]:
 
 
 class _Server:
-    def __init__(self, args: EngineArgs, server: ServerArgs, options: HostOptions) -> None:
+    def __init__(
+        self, args: EngineArgs, server: ServerArgs, options: HostOptions, listener: socket.socket, engine: Launched
+    ) -> None:
         self._args = args
         self._server_args = server
-        self._client = EngineClient(args, options)
+        self._listener = listener
+        self._client = EngineClient(args, options, launched=engine)
         self._state: ServerState | None = None
         self._http: _Uvicorn | None = None
         self._signals = 0
         self._interrupted = asyncio.Event()
 
     async def run(self) -> int:
-        listener = bind(self._server_args)  # before loading: a port in use should not cost minutes
+        listener = self._listener
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -87,10 +81,6 @@ class _Server:
             return 0 if self._http.started else 1
         finally:
             await self._client.stop()
-            listener.close()
-            if self._server_args.uds is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(self._server_args.uds)
 
     async def _load(self) -> bool:
         """Engine and front end together. False when a signal came first."""
@@ -200,36 +190,6 @@ def make_state(
         restarts=lambda: float(client.restarts),
     )
     return ServerState(client=client, frontend=frontend, engine_args=args, server_args=server, metrics=metrics)
-
-
-def bind(server: ServerArgs) -> socket.socket:
-    """A bound socket that does not listen yet, so that connections are refused until the model is loaded.
-
-    Raises ``ParameterError`` for an address that cannot be had.
-    """
-    if server.uds is not None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(server.uds)
-        except OSError as error:
-            listener.close()
-            raise ParameterError(
-                "--uds",
-                f"cannot bind {server.uds}: {error.strerror}; remove the file if no server uses it, or choose another",
-            ) from None
-        return listener
-    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((server.host, server.port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ParameterError(
-            "--port", f"cannot bind {server.host}:{server.port} ({reason}); choose another port or host"
-        ) from None
-    return listener
 
 
 def uvicorn_config(state: ServerState) -> uvicorn.Config:

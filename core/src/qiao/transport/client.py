@@ -16,7 +16,7 @@ from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
 from qiao.errors import EngineDeadError, KernelError, OverloadedError, ParameterError, QiaoError
 from qiao.transport.messages import Aborted, Failed, FromEngine, Ready, Refused, Step, Stop, Submit, rebuild_error
-from qiao.transport.process import EngineProcess, HostOptions
+from qiao.transport.process import EngineProcess, HostOptions, Launched, launch
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +82,8 @@ class EngineClient:
     """One engine process, used from one asyncio loop.
 
     After a first good start an engine that ends is started again, ``max_restarts`` times in a row with a pause that
-    doubles from ``backoff`` seconds. Requests that were running fail with ``EngineDeadError``; they are not repeated,
-    because a part of the answer may have been sent.
+    doubles from ``backoff`` seconds. ``launched`` is the first one where it has been started before. Requests that were
+    running fail with ``EngineDeadError``; they are not repeated, because a part of the answer may have been sent.
     """
 
     def __init__(
@@ -91,12 +91,14 @@ class EngineClient:
         args: EngineArgs,
         options: HostOptions | None = None,
         *,
+        launched: Launched | None = None,
         max_restarts: int = 3,
         backoff: float = 0.5,
         max_unread: int = MAX_UNREAD,
     ) -> None:
         self._args = args
         self._options = options or HostOptions()
+        self._launched = launched
         self._max_restarts = max_restarts
         self._backoff = backoff
         self._max_unread = max_unread
@@ -272,7 +274,8 @@ class EngineClient:
             elif not cause.done():
                 cause.set_result(rebuild_error(message.error))
 
-        self._process = process = await EngineProcess.spawn(self._args, self._options, received)
+        launched, self._launched = self._launched or launch(self._args, self._options), None
+        self._process = process = await EngineProcess.attach(launched, received)
         if self._stopping:
             process.kill()
         try:

@@ -124,8 +124,12 @@ class EngineLoop:
 
 def build(args: EngineArgs) -> tuple[HostedEngine, EngineInfo]:
     """The real engine; imported late because it pulls in torch."""
-    from qiao.build import build_engine
-
+    gc.disable()  # what is imported stays: looking at it again and again takes a tenth of the time
+    try:
+        from qiao.build import build_engine
+    finally:
+        gc.freeze()
+        gc.enable()
     built = build_engine(args)
     return built.engine, built.info
 

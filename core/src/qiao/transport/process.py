@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,39 +29,52 @@ class HostOptions:
     log_json: bool = False
 
 
-class EngineProcess:
-    """A spawned child and the socket pair to it, which nobody else can reach: it has no name."""
+@dataclass(frozen=True)
+class Launched:
+    """A child that has been started, and our end of the socket pair to it, which nobody else can reach: it has no
+    name. What it says before anybody listens waits in the socket.
+    """
 
-    def __init__(self, process: asyncio.subprocess.Process, channel: LoopChannel) -> None:
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+
+
+def launch(args: EngineArgs, options: HostOptions) -> Launched:
+    """Start the child and hand it its arguments as one line of JSON on standard input.
+
+    Needs no loop, so that the engine can load while the caller still imports what it serves with. To be called by the
+    main thread: the child ends with the thread that started it.
+    """
+    ours, theirs = socket.socketpair()
+    # ``-c`` instead of ``-m``, and the working directory off the path: a folder named like a library must not
+    # shadow it.
+    code = f"import sys; sys.path[:1] = []; from {options.module} import main; main()"
+    with theirs:
+        fd = theirs.fileno()
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, pass_fds=[fd])  # noqa: S603
+    start = Start(fd=fd, args=args, log_level=options.log_level, log_json=options.log_json)
+    assert process.stdin is not None
+    with contextlib.suppress(ConnectionError):
+        process.stdin.write(msgspec.json.encode(start) + b"\n")
+        process.stdin.flush()
+    return Launched(process, ours)
+
+
+class EngineProcess:
+    """A child and the channel to it, used from one loop."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: LoopChannel) -> None:
         self._process = process
         self._channel = channel
         self._encoder = msgspec.msgpack.Encoder()
+        self._ended = _end_of(process)
 
     @classmethod
-    async def spawn(
-        cls, args: EngineArgs, options: HostOptions, received: Callable[[FromEngine], None]
-    ) -> EngineProcess:
-        """Start the child and hand it its arguments as one line of JSON on standard input.
-
-        ``received`` gets each message, from the loop; a message that cannot be read ends the child.
-        """
-        ours, theirs = socket.socketpair()
-        # ``-c`` instead of ``-m``, and the working directory off the path: a folder named like a library must not
-        # shadow it.
-        code = f"import sys; sys.path[:1] = []; from {options.module} import main; main()"
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", code, stdin=asyncio.subprocess.PIPE, pass_fds=[theirs.fileno()]
-            )
-            fd = theirs.fileno()
-        start = Start(fd=fd, args=args, log_level=options.log_level, log_json=options.log_json)
-        assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):
-            process.stdin.write(msgspec.json.encode(start) + b"\n")
-            await process.stdin.drain()
-        channel = LoopChannel(_decoding(received, process))
-        await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
-        return cls(process, channel)
+    async def attach(cls, launched: Launched, received: Callable[[FromEngine], None]) -> EngineProcess:
+        """Listen to a child: ``received`` gets each message, from the loop; one that cannot be read ends the child."""
+        channel = LoopChannel(_decoding(received, launched.process))
+        await asyncio.get_running_loop().create_connection(lambda: channel, sock=launched.connection)
+        return cls(launched.process, channel)
 
     @property
     def pid(self) -> int:
@@ -72,7 +87,7 @@ class EngineProcess:
 
     async def wait(self) -> int:
         """Until the child has ended: its exit status."""
-        return await self._process.wait()
+        return await asyncio.shield(self._ended)
 
     def kill(self) -> None:
         """SIGKILL, if it still runs."""
@@ -80,11 +95,32 @@ class EngineProcess:
             self._process.kill()
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket, and the pipe by whose end a child knows that its parent is gone."""
         self._channel.close()
+        if self._process.stdin is not None:
+            with contextlib.suppress(ConnectionError):
+                self._process.stdin.close()
 
 
-def _decoding(received: Callable[[FromEngine], None], process: asyncio.subprocess.Process) -> Callable[[bytes], None]:
+def _end_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
+    """The exit status, once there is one. A thread waits, since not every loop watches processes it did not start."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def tell(status: int) -> None:
+        if not ended.done():
+            ended.set_result(status)
+
+    def wait() -> None:
+        status = process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop has ended before
+            loop.call_soon_threadsafe(tell, status)
+
+    threading.Thread(target=wait, name="engine-wait", daemon=True).start()
+    return ended
+
+
+def _decoding(received: Callable[[FromEngine], None], process: subprocess.Popen[bytes]) -> Callable[[bytes], None]:
     decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
     def take(payload: bytes) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from qiao.contract import CATALOG
+from qiao.contract import CATALOG, WeightInfo
 from qiao.contract.cases import Case, cases
 
 from qiao_conformance import behaviour, captured, drawn, reality
@@ -90,6 +91,24 @@ def test_capture_refuses_what_it_cannot_follow(target: Target) -> None:
         pytest.skip("the plugin has no capture")
     captured.check_host_value(target)
     captured.check_errors(target)
+
+
+def test_packed_weights_come_back(target: Target) -> None:
+    """Copies of the tensors of a packed weight multiply as the weight itself, to the bit."""
+    hook, packing = target.hooks.get("restore_weight"), target.capabilities.packing
+    assert (hook is None) == (not packing), "restore_weight and Capabilities.packing go together"
+    if hook is None:
+        pytest.skip("the plugin has no restore_weight")
+    device, draw = target.device.torch_device, torch.Generator().manual_seed(0)
+    info = WeightInfo("layer", 64, 48)
+    values = torch.randn(48, 64, generator=draw).to(getattr(torch, target.capabilities.dtypes[0])).to(device)
+    x = torch.randn(3, 64, generator=draw).to(values)
+    packed = target.hooks["pack_weight"]("dense", {"weight": values}, info, device)
+    again = hook("dense", {name: tensor.clone() for name, tensor in packed.data.items()}, info, device)
+    assert (again.scheme, again.info) == (packed.scheme, packed.info)
+    assert same(host(target.hooks["matmul"](x, packed, None)), host(target.hooks["matmul"](x, again, None)))
+    with pytest.raises(ValueError, match=r"."):
+        hook("dense", {"weight": torch.zeros(1)}, info, device)
 
 
 def test_case(target: Target, case: Case) -> None:

@@ -16,6 +16,7 @@ from qiao_cpu.fused import (
     silu_mul,
 )
 from qiao_cpu.matmul import expert_matmul, matmul, pack_weight
+from qiao_cpu.restore import restore_weight
 from qiao_cpu.sampling import sample
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "memory_info",
     "pack_weight",
     "probe_devices",
+    "restore_weight",
     "rms_norm",
     "rope_write_kv",
     "rotary",

@@ -11,6 +11,7 @@ from qiao.contract import Capabilities, DeviceInfo, MemoryInfo, Tolerance, hooki
 
 from qiao_cpu import native
 from qiao_cpu.matmul import rounded_schemes
+from qiao_cpu.restore import packing
 from qiao_cpu.threads import default_threads, node_advice, pinned_cpus
 
 ROUNDED, ROUNDED_DTYPES = Tolerance(3e-2, 3e-2), ("float32", "float16")
@@ -55,6 +56,7 @@ def capabilities(chip: str) -> Capabilities:
             for scheme in rounded_schemes()
             for dtype in ROUNDED_DTYPES
         },
+        packing=packing(),
     )
 
 

@@ -262,6 +262,11 @@ def needs() -> dict[str, str]:
     return {name: text for name, _, text in (line.split(" ", 2) for line in lines)}
 
 
+def path() -> Path:
+    """The library's file."""
+    return Path(str(_LIBRARY._name))
+
+
 def isa() -> str:
     """The instruction set in use."""
     return str(_LIBRARY.qiao_cpu_isa().decode())

@@ -1,0 +1,85 @@
+"""The first steps of a server, in the order that gets it ready soonest.
+
+The engine takes longest, so its process is started before this one imports the HTTP side, which takes about as long as
+the engine's own imports. Nothing here may import much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+
+from qiao.config import EngineArgs
+from qiao.errors import ParameterError
+from qiao.observability.logs import configure_logging
+from qiao.server.args import ServerArgs
+from qiao.transport.priority import run_when_idle
+from qiao.transport.process import HostOptions, launch
+
+logger = logging.getLogger(__name__)
+
+
+def serve(args: EngineArgs, server: ServerArgs, options: HostOptions | None = None) -> int:
+    """Load the model, serve it, and return the exit status once a signal has ended it.
+
+    Raises a ``QiaoError`` when the server cannot start: a wrong argument or model, a port in use, a refused plan.
+    """
+    configure_logging(server.uvicorn_log_level, json_lines=server.log_json)
+    run_when_idle()
+    options = options or HostOptions(log_level=server.uvicorn_log_level, log_json=server.log_json)
+    listener = bind(server)  # before loading: a port in use should not cost minutes
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)  # until the server's loop handles them
+    engine = launch(args, options)
+    try:
+        gc.disable()  # what is imported stays, and need not be looked at while it comes
+        from qiao.server.lifecycle import run
+
+        gc.freeze()
+        gc.enable()
+        return run(args, server, options, listener, engine)
+    finally:
+        engine.process.kill()
+        listener.close()
+        if server.uds is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(server.uds)
+
+
+def _stop(number: int, frame: object) -> None:
+    logger.info("stopped while loading")
+    raise SystemExit(0)
+
+
+def bind(server: ServerArgs) -> socket.socket:
+    """A bound socket that does not listen yet, so that connections are refused until the model is loaded.
+
+    Raises ``ParameterError`` for an address that cannot be had.
+    """
+    if server.uds is not None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(server.uds)
+        except OSError as error:
+            listener.close()
+            raise ParameterError(
+                "--uds",
+                f"cannot bind {server.uds}: {error.strerror}; remove the file if no server uses it, or choose another",
+            ) from None
+        return listener
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((server.host, server.port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ParameterError(
+            "--port", f"cannot bind {server.host}:{server.port} ({reason}); choose another port or host"
+        ) from None
+    return listener
