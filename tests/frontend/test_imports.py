@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,25 @@ from qiao.build import build_engine
 build_engine(EngineArgs(model=sys.argv[1], device="cpu", num_gpu_blocks_override=8, max_model_len=64))
 """
 
+AGAIN = """
+import sys, tempfile
+from pathlib import Path
+from qiao.config import EngineArgs
+from qiao.build import build_engine
+from qiao.models import packing
+from qiao.loading.packed_cache import PackedCache
+packing.MIN_BYTES = 0
+folder = tempfile.TemporaryDirectory()
+for _ in range(2):
+    args = EngineArgs(
+        model=sys.argv[1], device="cpu", num_gpu_blocks_override=8, max_model_len=64, dtype=sys.argv[2],
+        packed_cache=folder.name
+    )
+    build_engine(args)
+assert PackedCache(Path(folder.name)).entries()
+folder.cleanup()
+"""
+
 LAUNCH = """
 import sys
 import qiao.cli.main, qiao.cli.serve, qiao.server.__main__, qiao.server.flags, qiao.server.start
@@ -55,9 +75,9 @@ NOT_BEFORE_LAUNCH = NOT_IN_FRONT | {
 }
 
 
-def imported(code: str, model: Path | str = "") -> set[str]:
+def imported(code: str, *words: Path | str) -> set[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code + SHOW, str(model)]
+    command = [sys.executable, "-c", code + SHOW, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))
@@ -73,7 +93,7 @@ def gguf(folder: Path) -> Path:
     tokens = byte_alphabet()
     words = {"model": "gpt2", "pre": "gpt-2", "tokens": list(tokens), "token_type": [1] * len(tokens)}
     words = {f"tokenizer.ggml.{key}": value for key, value in words.items()}
-    return write_gguf(folder, folder.parent / "m.gguf", metadata=words)
+    return write_gguf(folder, folder.parent / "m.gguf", "Q4_1", metadata=words)
 
 
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
@@ -84,6 +104,14 @@ def test_front_end(kind: str, request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("kind", ["folder", "gguf"])
 def test_engine(kind: str, request: pytest.FixtureRequest) -> None:
     assert imported(ENGINE, request.getfixturevalue(kind)) & NOT_IN_ENGINE == set()
+
+
+@pytest.mark.skipif(find_spec("qiao_cpu") is None, reason="needs a plugin whose packed weights are kept")
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_engine_with_packed_weights(kind: str, dtype: str, request: pytest.FixtureRequest) -> None:
+    """torch loads its compiler as soon as some operators run on the meta device, where outlines of weights are."""
+    assert imported(AGAIN, request.getfixturevalue(kind), dtype) & NOT_IN_ENGINE == set()
 
 
 def test_engine_is_started_before_the_rest_is_imported() -> None:

@@ -11,7 +11,7 @@ from qiao.contract import PackedWeight, WeightInfo
 from qiao.errors import ModelError
 from qiao.layers.weights import Target, floating
 from qiao.optable import OpTable
-from qiao.quantization import NO_FORMS, Forms, QuantizedWeight, Weight, form_of, stack
+from qiao.quantization import NO_FORMS, Forms, QuantizedWeight, Weight, concatenated, form_of, stack
 
 _BITS = {"dense": 16, "w4a16": 4}
 
@@ -133,7 +133,7 @@ def _joined(parts: list[Weight]) -> torch.Tensor:
     """The plain ``parts`` as one tensor; takes them out of the list."""
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
     parts.clear()
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return tensors[0] if len(tensors) == 1 else concatenated(tensors)
 
 
 def single(

@@ -50,7 +50,9 @@ class QuantizedWeight:
     def dequantize(self) -> torch.Tensor:
         """The values [O, I] as float32: ``(weight - zero) * scale``, columns in the model's order."""
         rows, columns = self.shape
-        values = torch.empty(rows, columns)
+        values = torch.empty(rows, columns, device=self.tensors["weight"].device)
+        if values.is_meta:
+            return values
         step = max(1, _ROWS_AT_ONCE // max(1, columns))
         for first in range(0, rows, step):
             part = slice(first, first + step)
@@ -124,10 +126,18 @@ def stack(parts: Sequence[QuantizedWeight], scheme: str) -> list[QuantizedWeight
     if len(written) == 1:
         return written
     names = {name: None for part in written for name in part.tensors if name != "perm"}
-    tensors = {name: torch.cat([_filled(part, name) for part in written]) for name in names}
+    tensors = {name: concatenated([_filled(part, name) for part in written]) for name in names}
     if perms[0] is not None:
         tensors["perm"] = perms[0]
     return [QuantizedWeight(form, tensors)]
+
+
+def concatenated(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``torch.cat`` by rows. Of outlines (on the meta device) only the shape, as torch loads its compiler for those."""
+    if not parts[0].is_meta:
+        return torch.cat(list(parts))
+    rows = sum(part.shape[0] for part in parts)
+    return torch.empty(rows, *parts[0].shape[1:], dtype=parts[0].dtype, device="meta")
 
 
 def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
@@ -137,8 +147,10 @@ def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def _written(part: QuantizedWeight, form: WeightForm) -> QuantizedWeight:
-    """``part`` in a wider scheme and finer groups."""
+    """``part`` in a wider scheme and finer groups. An outline stays as it is: only its rows count."""
     tensors = dict(part.tensors)
+    if tensors["weight"].is_meta:
+        return QuantizedWeight(form, tensors)
     if part.form.scheme != form.scheme:
         tensors["weight"] = tensors["weight"].to(torch.int8)
     if part.form.group_size != form.group_size:
@@ -153,6 +165,8 @@ def _written(part: QuantizedWeight, form: WeightForm) -> QuantizedWeight:
 
 def _filled(part: QuantizedWeight, name: str) -> torch.Tensor:
     """One tensor of a part, with a row of numbers for each output; a missing zero is 0."""
+    if part.tensors["weight"].is_meta:
+        return part.tensors["weight"]
     if name == "zero" and "zero" not in part.tensors:
         return torch.zeros_like(_filled(part, "scale"))
     tensor = part.tensors[name]
