@@ -23,6 +23,7 @@ import uvicorn
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo
 from qiao.frontend import Frontend, TextFiles
+from qiao.loading.heap import give_back
 from qiao.observability.metrics import Metrics
 from qiao.server.app import create_app
 from qiao.server.args import ServerArgs
@@ -98,6 +99,8 @@ class _Server:
             info = engine.result()
             files = await early if early is not None else None
             frontend = await asyncio.to_thread(Frontend.load, self._args, info, files)
+            del files, early
+            give_back()
             self._state = make_state(self._client, frontend, self._args, self._server_args, info)
             return not self._signals
         finally:

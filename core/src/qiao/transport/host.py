@@ -130,7 +130,11 @@ def build(args: EngineArgs) -> tuple[HostedEngine, EngineInfo]:
     finally:
         gc.freeze()
         gc.enable()
+    from qiao.loading.heap import give_back
+
     built = build_engine(args)
+    gc.collect()
+    give_back()  # a checkpoint's header alone is some megabytes
     return built.engine, built.info
 
 

@@ -96,7 +96,7 @@ def test_capture_refuses_what_it_cannot_follow(target: Target) -> None:
 def test_packed_weights_come_back(target: Target) -> None:
     """Copies of the tensors of a packed weight multiply as the weight itself, to the bit."""
     hook, packing = target.hooks.get("restore_weight"), target.capabilities.packing
-    assert (hook is None) == (not packing), "restore_weight and Capabilities.packing go together"
+    assert hook is not None or not packing, "Capabilities.packing needs the hook restore_weight"
     if hook is None:
         pytest.skip("the plugin has no restore_weight")
     device, draw = target.device.torch_device, torch.Generator().manual_seed(0)

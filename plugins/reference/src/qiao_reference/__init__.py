@@ -22,7 +22,7 @@ from qiao_reference.fused import (
     route_experts,
     silu_mul,
 )
-from qiao_reference.matmul import expert_matmul, matmul, pack_weight
+from qiao_reference.matmul import expert_matmul, matmul, pack_weight, restore_weight
 from qiao_reference.sampling import apply_penalties, logprobs, sample
 from qiao_reference.threads import set_threads
 
@@ -46,6 +46,7 @@ __all__ = [
     "pack_weight",
     "prepare_attention",
     "probe_devices",
+    "restore_weight",
     "rms_norm",
     "rope_write_kv",
     "rotary",

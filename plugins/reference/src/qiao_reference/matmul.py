@@ -84,6 +84,15 @@ def _int8_product(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
 
 
 @hookimpl
+def restore_weight(scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightInfo, device: str) -> PackedWeight:
+    """As packed. ``Capabilities.packing`` is empty: the checkpoint itself is hardly slower to read."""
+    weight = tensors.get("weight")
+    if weight is None or weight.dim() != 2 or weight.shape[0] != info.out_features:
+        raise ValueError(f"{info.name}: these tensors are no packed weight of {info.out_features} outputs")
+    return PackedWeight(scheme, info, dict(tensors))
+
+
+@hookimpl
 def matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """See ``MatmulSpec.matmul``; sums are float32 or better."""
     if weight.scheme == "dense":
