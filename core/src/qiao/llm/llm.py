@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineRequest, EngineStats, SequenceOutput
 from qiao.errors import KernelError, OverloadedError, ParameterError, PromptTooLongError, UsageError

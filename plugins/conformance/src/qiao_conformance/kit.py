@@ -13,7 +13,7 @@ from qiao.contract.cases import Case, cases
 
 from qiao_conformance import behaviour, captured, drawn, reality
 from qiao_conformance.checks import check_case
-from qiao_conformance.target import Target, find
+from qiao_conformance.target import Target, find, host, same
 
 _TARGET = pytest.StashKey[Target]()
 
