@@ -6,7 +6,7 @@ from qiao.build import build_engine
 from qiao.config import EngineArgs
 from qiao.errors import ModelError, ParameterError, PlanRefusedError
 from qiao.loading import iter_weights, load_config, quantized_weights, resolve
-from qiao.loading.gguf import open_gguf
+from qiao.loading.gguf_file import open_gguf
 from qiao.models import describe
 from qiao.quantization import QuantizedWeight
 

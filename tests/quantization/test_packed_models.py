@@ -16,7 +16,6 @@ from qiao.models import create, packing
 from qiao.models.packing import load_kept
 
 from tests.quantization.test_checkpoints import CASES
-from tests.quantization.test_gguf_models import MIXTURES
 from tests.support.checkpoints import rand_checkpoint
 from tests.support.gguf import write_gguf
 from tests.support.quantized import BACKENDS, BLOCK, BLOCKS, IDS, backend_called, load, logits, place
@@ -29,6 +28,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"model_type": "gemma2", "head_dim": 16},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "phi3": {"model_type": "phi3"},
+}
+MIXTURES = {
+    "q4_k_m": {"attn_v|ffn_down|token_embd": "Q6_K", "": "Q4_K"},
+    "some_dense": {"attn_k|ffn_up": "F32", "output": "F16", "": "Q8_0"},
 }
 QUANTIZED = ("gptq-act-order", "Q4_1", "q4_k_m", "some_dense")
 
