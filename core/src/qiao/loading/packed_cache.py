@@ -218,7 +218,7 @@ def _write(stream: BinaryIO, key: Mapping[str, Any], tensors: Mapping[str, torch
     sums: dict[str, int] = {}
     at = 0
     for name, tensor in tensors.items():
-        data = memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
         pad = -at % _ALIGNMENT
         if pad:
             header[f"pad.{at}"] = {"dtype": "U8", "shape": [pad], "data_offsets": [at, at + pad]}
