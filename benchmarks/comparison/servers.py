@@ -34,7 +34,7 @@ class Setting:
     size: str
     threads: int
     qiao: Path
-    qiao_dtype: str = "float16"
+    qiao_dtype: str = "auto"
     qiao_flags: tuple[str, ...] = ()
 
 
