@@ -287,6 +287,17 @@ def pack_weight(scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightIn
 
 
 @hookimpl
+def restore_weight(scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightInfo, device: str) -> PackedWeight:
+    """Refuses what ``pack_weight`` did not make."""
+    index = STATE.index_of(device)
+    STATE.fire("hook.restore_weight", index)
+    weight, columns = tensors.get("weight"), 1 if scheme == "dense" else 0
+    if weight is None or weight.dim() != 2 or weight.shape[columns] != info.out_features:
+        raise ValueError(f"{info.name}: these tensors are no packed weight of {info.out_features} outputs")
+    return PackedWeight(scheme, info, {k: v.to(f"{NAME}:{index}") for k, v in tensors.items()})
+
+
+@hookimpl
 def matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """One kernel, dequantizing on the way."""
     index = kernels.launch("matmul", x, bias, *weight.data.values())
