@@ -54,7 +54,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--rounds", type=int, default=3)
     run.add_argument("--minutes", type=float, default=120, help="start no later round that would not end by then")
     run.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every server")
-    run.add_argument("--qiao-dtype", default="auto", help="activations beside Qiao's 4-bit weights; auto is what users get")
+    run.add_argument(
+        "--qiao-dtype", default="auto", help="activations beside Qiao's 4-bit weights; auto is what users get"
+    )
     run.add_argument("--qiao-flags", default="", help="more flags for qiao serve")
     run.add_argument("--quick", action="store_true", help="two short requests a cell: does all of it start?")
     run.add_argument("--json", type=Path, default=Path("results/peers.json"))

@@ -173,18 +173,29 @@ class Words:
     cells: tuple[str, ...]
 
 
+def _rounds(data: dict[str, Any]) -> str:
+    """How many rounds there are of Qiao's cells: a number, or the least and the most."""
+    counts: dict[tuple[str, str, str], int] = {}
+    for run in data["runs"]:
+        if is_qiao(run["peer"]):
+            key = (run["size"], run["format"], run["cell"])
+            counts[key] = counts.get(key, 0) + 1
+    least, most = min(counts.values(), default=0), max(counts.values(), default=0)
+    return str(least) if least == most else f"{least} to {most}"
+
+
 WORDS = {
     "en": Words(
         "Tokens a second over HTTP beside the best peer of each cell, on {machine}, {date}",
         "all figures",
-        "Made with `{command}`.",
+        "Made with `{command}`; rounds that there was time for: {rounds}.",
         ("", "model", "Qiao, 4 bit", "best peer", "Qiao, 16 bit", "best peer"),
         ("one stream", "prefill of 1,024", "8 streams", "24 streams", "peak memory, MiB"),
     ),
     "zh": Words(
         "经 HTTP 测得的每秒 token 数，与每项最快的同类服务对比；{machine}，{date}",
         "全部数据",
-        "测量命令：`{command}`。",
+        "测量命令：`{command}`；实际完成的轮数：{rounds}。",
         ("", "模型", "Qiao，4 位", "最佳同类", "Qiao，16 位", "最佳同类"),
         ("单路解码", "1,024 token 预填充", "8 路并发", "24 路并发", "内存峰值，MiB"),
     ),
@@ -203,7 +214,7 @@ def readme_figures(data: dict[str, Any], language: str, link: str) -> str:
             if any(v is not None and v.own is not None for v in pair):
                 rows.append([title, name, *(text for v in pair for text in _short(v))])
     intro = words.intro.format(machine=_machine(data["machine"]), date=data["date"])
-    made = words.made.format(command=data["command"])
+    made = words.made.format(command=data["command"], rounds=_rounds(data))
     return f"{intro} ([{words.everything}]({link})):\n\n{table(words.head, rows)}\n\n{made}"
 
 
