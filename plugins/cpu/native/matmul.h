@@ -167,10 +167,10 @@ inline void finish(const MatmulArgs& a, int r, int strip, const F* total) {
 // some of another's: a processor fetches ahead along a run, not across what other threads read.
 class Runs {
  public:
-  explicit Runs(int count) : size_(larger(1, smaller(smaller(kMost, threads()), count))) {
+  explicit Runs(int count) : workers_(larger(1, smaller(threads(), count))), size_(smaller(kMost, workers_)) {
     for (int i = 0; i < size_; ++i) runs_[i].next = int(long(count) * i / size_), runs_[i].end = int(long(count) * (i + 1) / size_);
   }
-  int size() const { return size_; }
+  int workers() const { return workers_; }  // threads that can find something; those beyond kMost share runs
   // Takes up to `most` for thread `own`, fewer towards the end of a run; returns how many, from `first`; 0 when all are taken.
   int take(int own, int most, int* first) {
     for (int i = 0; i < size_; ++i) {
@@ -189,7 +189,7 @@ class Runs {
   static constexpr int kMost = 64;
   struct alignas(64) Run { std::atomic<int> next; int end; };
   Run runs_[kMost];
-  const int size_;
+  const int workers_, size_;
 };
 
 // Calls task(i) for each i < count, in runs.
@@ -199,7 +199,7 @@ inline void in_runs(int count, Task& task) {
   auto worker = [&](int own) {
     for (int at; runs.take(own, 1, &at);) task(at);
   };
-  parallel(runs.size(), worker);
+  parallel(runs.workers(), worker);
 }
 
 // R rows by S neighbouring strips straight from the packed weight.
@@ -240,7 +240,7 @@ inline void over_strips(const MatmulArgs& a, Make make) {
       });
     }
   };
-  parallel(runs.size(), worker);
+  parallel(runs.workers(), worker);
 }
 
 // Rows and strips of one task.

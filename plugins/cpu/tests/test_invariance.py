@@ -32,6 +32,17 @@ def test_products(isa, threads, scheme, dtype):
         assert torch.equal(made(x[57:64], bias), alone[57:64])
 
 
+@pytest.mark.parametrize("scheme", ["dense", "w4a16"])
+def test_products_by_more_threads_than_there_are_runs_of_strips(threads, scheme):
+    made = linear(scheme, 1600, 64, torch.float32, group=-1 if scheme == "dense" else 32)
+    x = torch.randn(8, 64, generator=generator(5))
+    threads(1)
+    alone = torch.cat([made(x[i : i + 1], None) for i in range(len(x))])
+    threads(70)
+    for rows in (1, 4, 8):
+        assert torch.equal(made(x[:rows], None), alone[:rows]), rows
+
+
 @BITWISE
 @given(data=st.data())
 def test_dense_products_of_any_shape(threads, data):
