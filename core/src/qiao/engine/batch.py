@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ class Batch:
 
     ``rows`` [B] are the sequences' places in the row table, ``counts`` [B] their new tokens. ``sampled`` are the N
     sequences that get a token, ``sampled_rows`` [N] their places, ``logits_index`` [N] the packed position whose
-    logits each uses. ``decode`` says that each sequence computes its last token and samples the next one, and no more.
+    logits each uses. ``decode`` says that each sequence computes its last token and samples the next one, and no more;
+    ``room`` is how many further decode steps of the same sequences need no further block. ``takes_best`` is
+    ``Sampler.takes_best`` of ``sampled_rows``, once somebody has asked.
     """
 
     rows: Int64
@@ -42,6 +45,19 @@ class Batch:
     sampled_rows: Int64
     logits_index: Int64
     decode: bool
+    room: int = 0
+    takes_best: bool | None = None
+
+    def goes_on(self, step: Step) -> bool:
+        """Whether ``step``, the next one after this decode batch, is the same one token further, in the same blocks.
+
+        Rows and blocks are the same as long as the sequences are: whoever was preempted was missing in between.
+        """
+        return self.room > 0 and step.seqs == self.sampled
+
+    def last_tokens(self) -> list[int]:
+        """The token that each sequence feeds next."""
+        return [seq.tokens[-1] for seq in self.sampled]
 
     def metadata(self, device: str) -> AttentionMetadata:
         """The attention metadata on ``device``."""
@@ -63,13 +79,13 @@ def build_batch(step: Step, table: RowTable, block_size: int) -> Batch:
     if not step.forks and all(s.num_computed + 1 == len(s.tokens) < s.limit for s in seqs):
         return _decode_batch(step, rows, table, block_size)
     counts = np.array(step.counts, np.int64)
-    start = table.computed[rows]
+    start = np.fromiter((s.num_computed for s in seqs), np.int64, len(seqs))
     ends = start + counts
     query_start = np.zeros(len(seqs) + 1, np.int64)
     np.cumsum(counts, out=query_start[1:])
     token_rows = np.repeat(rows, counts)
     positions = np.arange(query_start[-1]) + np.repeat(start - query_start[:-1], counts)
-    token_ids = _prompt_tokens(step, query_start, table.last_token[token_rows])
+    token_ids = _token_ids(step)
     block, offset = np.divmod(positions, block_size)
     slots = table.block_tables[token_rows, block] * np.int64(block_size) + offset
     width = -(-int(ends.max()) // block_size)
@@ -93,31 +109,31 @@ def build_batch(step: Step, table: RowTable, block_size: int) -> Batch:
 def _decode_batch(step: Step, rows: Int64, table: RowTable, block_size: int) -> Batch:
     """As ``build_batch``, where each sequence computes its last token and samples: the step that has to be quick."""
     count = len(rows)
-    positions = table.computed[rows]
+    seqs = step.seqs
+    positions = np.fromiter((s.num_computed for s in seqs), np.int64, count)
     block = positions // block_size
+    offset = positions - block * block_size
     return Batch(
         rows=rows,
         counts=table.ones[:count],
-        token_ids=table.last_token[rows],
+        token_ids=np.fromiter((s.tokens[-1] for s in seqs), np.int64, count),
         positions=positions,
         query_start=table.numbers[: count + 1],
         seq_lens=(positions + 1).astype(np.int32),
         block_tables=table.block_tables[rows, : int(block.max()) + 1],
-        slot_mapping=table.block_tables[rows, block] * np.int64(block_size) + (positions - block * block_size),
-        sampled=step.seqs,
+        slot_mapping=table.block_tables[rows, block] * np.int64(block_size) + offset,
+        sampled=seqs,
         sampled_rows=rows,
         logits_index=table.numbers[:count].astype(np.int64),
         decode=True,
+        room=block_size - 1 - int(offset.max()),
     )
 
 
-def _prompt_tokens(step: Step, query_start: Int64, token_ids: Int64) -> Int64:
-    """Put the tokens of prompt chunks over what was gathered as if every sequence fed its last token."""
-    for i, (seq, count) in enumerate(zip(step.seqs, step.counts, strict=True)):
-        if count > 1 or seq.num_computed + 1 < len(seq.tokens):
-            at, done = int(query_start[i]), seq.num_computed
-            token_ids[at : at + count] = seq.tokens[done : done + count]
-    return token_ids
+def _token_ids(step: Step) -> Int64:
+    """The packed new tokens."""
+    parts = [seq.tokens[seq.num_computed : seq.num_computed + n] for seq, n in zip(step.seqs, step.counts, strict=True)]
+    return np.fromiter(chain.from_iterable(parts), np.int64, step.num_tokens)
 
 
 def _sampled(step: Step, query_start: Int64) -> tuple[list[Sequence], Int64]:

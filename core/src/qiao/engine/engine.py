@@ -176,7 +176,7 @@ class Engine:
         logprobs = result.logprobs or [None] * len(sampled)
         failed: dict[str, Request] = {}
         finished: list[Sequence] = []
-        for seq, token, scored in zip(sampled, result.token_ids.tolist(), logprobs, strict=True):
+        for seq, token, scored in zip(sampled, result.token_ids, logprobs, strict=True):
             if token == NO_TOKEN or seq.request.fault is not None:
                 failed[seq.request.id] = seq.request
                 continue

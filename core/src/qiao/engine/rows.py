@@ -16,15 +16,12 @@ Int64 = npt.NDArray[np.int64]
 class RowTable:
     """One row for each sequence that runs.
 
-    ``block_tables`` [R, P] int32 is 0 beyond a sequence's blocks; ``computed`` [R] int64 counts tokens in the cache;
-    ``last_token`` [R] int64 is the id that a decode step feeds. ``ones`` [R] int64 and ``numbers`` [R + 1] int32, 0 up,
-    are constants of decode steps.
+    ``block_tables`` [R, P] int32 is 0 beyond a sequence's blocks. ``ones`` [R] int64 and ``numbers`` [R + 1] int32,
+    0 up, are constants of decode steps.
     """
 
     def __init__(self, num_rows: int, max_blocks: int) -> None:
         self.block_tables: Int32 = np.zeros((num_rows, max_blocks), np.int32)
-        self.computed: Int64 = np.zeros(num_rows, np.int64)
-        self.last_token: Int64 = np.zeros(num_rows, np.int64)
         self.ones: Int64 = np.ones(num_rows, np.int64)
         self.numbers: Int32 = np.arange(num_rows + 1, dtype=np.int32)
         self._free = list(range(num_rows - 1, -1, -1))
@@ -40,10 +37,8 @@ class RowTable:
         seq.row = self._free.pop()
 
     def start(self, seq: Sequence) -> None:
-        """Write the row of ``seq`` from its state."""
+        """Write the row of ``seq`` from its blocks."""
         self.block_tables[seq.row, : len(seq.blocks)] = seq.blocks
-        self.computed[seq.row] = seq.num_computed
-        self.last_token[seq.row] = seq.tokens[-1]
 
     def extend(self, seq: Sequence, blocks: list[int]) -> None:
         """Append ``blocks`` to the table of ``seq``."""

@@ -13,7 +13,7 @@ from qiao.engine.capture import CapturedSteps
 from qiao.engine.config import EngineConfig
 from qiao.engine.logprobs import score_prompt
 from qiao.engine.rows import RowTable
-from qiao.engine.sampler import Sampled, Sampler
+from qiao.engine.sampler import Sampled, Sampler, take
 from qiao.engine.scheduler import Step
 from qiao.engine.sequence import Sequence
 from qiao.models.base import Model
@@ -50,20 +50,24 @@ class Runner:
         self._plan_heads = heads.pop() if len(heads) == 1 else None
 
     def build(self, step: Step) -> Batch:
-        """The batch of ``step`` on the host."""
+        """The batch of ``step`` on the host: the last one again where a program can go on with it."""
+        last = self.captured.last
+        if last is not None and last.goes_on(step):
+            return last
+        self.captured.last = None
         return build_batch(step, self._rows, self._config.block_size)
 
     def run(self, step: Step, batch: Batch) -> Sampled:
         """Compute ``batch``, write its keys and values, sample. Raises whatever the model or an operator raises."""
-        found = self.captured.run(batch) if batch.decode and not _scores_prompts(step) else None
+        replays = batch is self.captured.last or (batch.decode and not _scores_prompts(step))
+        found = self.captured.run(batch) if replays else None
         if found is None:
             return self._run_eagerly(step, batch)
-        self._rows.computed[batch.rows] += 1
-        if found.best is None or not self.sampler.takes_best(batch.sampled_rows):
+        if batch.takes_best is None:
+            batch.takes_best = self.sampler.takes_best(batch.sampled_rows)
+        if found.best is None or not batch.takes_best:
             return self._sample(found.logits, batch)
-        result = self.sampler.take(*found.best, batch.sampled_rows)
-        self._rows.last_token[batch.sampled_rows] = result.token_ids
-        return result
+        return take(*found.best)
 
     def _run_eagerly(self, step: Step, batch: Batch) -> Sampled:
         ops, model = self.ops, self.model
@@ -76,16 +80,13 @@ class Runner:
             if _scored(seq):
                 start = int(batch.query_start[i])
                 score_prompt(seq, hidden[start : start + step.counts[i]], model, ops)
-        self._rows.computed[batch.rows] += batch.counts
         if not batch.sampled:
-            return Sampled(np.zeros(0, np.int64), None)
+            return Sampled([], None)
         index = place(batch.logits_index, ops.device)
         return self._sample(model.logits(hidden.index_select(0, index)), batch)
 
     def _sample(self, logits: torch.Tensor, batch: Batch) -> Sampled:
-        result = self.sampler.sample(self.ops.stage_logits(logits), batch.sampled_rows)
-        self._rows.last_token[batch.sampled_rows] = result.token_ids
-        return result
+        return self.sampler.sample(self.ops.stage_logits(logits), batch.sampled_rows)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         """Hidden states [T, E] of ``token_ids`` and ``positions`` [T] on the compute device; writes the caches."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +28,9 @@ _SEED_MASK = (1 << 64) - 1
 
 @dataclass(slots=True)
 class Sampled:
-    """``token_ids`` [N] int64 on the host, ``NO_TOKEN`` where a row failed; ``logprobs`` by row, None if not asked."""
+    """``token_ids`` of N rows, ``NO_TOKEN`` where one failed; ``logprobs`` by row, None if not asked."""
 
-    token_ids: Int64
+    token_ids: list[int]
     logprobs: list[TokenLogprobs | None] | None
 
 
@@ -49,15 +50,12 @@ class Sampler:
         self._seed = np.zeros(num_rows, np.uint64)
         self._position = np.zeros(num_rows, np.int64)
         self._logprobs = np.full(num_rows, -1, np.int64)
-        self._takes_best: dict[bytes, bool] = {}
-        self._numbers = np.arange(num_rows)
         self._edits = LogitEdits(num_rows, vocab_size)
         self._penalties = Penalties(num_rows, vocab_size)
 
     def join(self, seq: Sequence) -> None:
         """Take over the settings of ``seq`` at its row."""
         params, row = seq.request.params, seq.row
-        self._takes_best.clear()
         random = not params.greedy
         self._temperature[row] = params.temperature if random else 0.0
         self._top_k[row] = params.top_k if random and 0 < params.top_k < self._vocab_size else 0
@@ -71,23 +69,9 @@ class Sampler:
         self._penalties.join(seq)
 
     def takes_best(self, rows: Int64) -> bool:
-        """Whether each of ``rows`` [N] just takes its highest logit; remembered until a sequence joins."""
-        key = rows.tobytes()
-        found = self._takes_best.get(key)
-        if found is None:
-            special = self._temperature, self._edits.active, self._penalties.active, self._logprobs >= 0
-            found = not any(x[rows].any() for x in special)
-            self._takes_best[key] = found
-        return found
-
-    def take(self, logits: npt.NDArray[np.float32], best: Int64, rows: Int64) -> Sampled:
-        """The tokens ``best`` [N] int64 of ``rows`` [N], chosen from ``logits`` [N, V]; both may change afterwards."""
-        ids = best.copy()
-        finite = np.isfinite(logits[self._numbers[: len(ids)], ids])
-        if not finite.all():
-            ids[~finite] = NO_TOKEN
-        self._position[rows] += 1
-        return Sampled(ids, None)
+        """Whether each of ``rows`` [N] just takes its highest logit, as long as its sequence has it."""
+        special = self._temperature, self._edits.active, self._penalties.active, self._logprobs >= 0
+        return not any(x[rows].any() for x in special)
 
     def sample(self, logits: torch.Tensor, rows: Int64) -> Sampled:
         """One token for each of ``rows`` [N] from ``logits`` [N, V] float32 on the sampling device; may change them."""
@@ -113,7 +97,7 @@ class Sampler:
         host = ids.cpu().numpy()
         self._position[rows] += 1
         self._penalties.append(rows, host)
-        return Sampled(host, found)
+        return Sampled(host.tolist(), found)
 
     def _tensors(self, rows: Int64) -> SamplingTensors:
         device = self._ops.sample_device
@@ -132,6 +116,12 @@ class Sampler:
             any_top_p=bool((top_p < 1.0).any()),
             any_min_p=bool(min_p.any()),
         )
+
+
+def take(logits: npt.NDArray[np.float32], best: Int64) -> Sampled:
+    """The tokens ``best`` [N] int64, the highest of each row of ``logits`` [N, V]."""
+    ids = best.tolist()
+    return Sampled([t if isfinite(logits.item(i, t)) else NO_TOKEN for i, t in enumerate(ids)], None)
 
 
 def _select(logits: torch.Tensor, index: Int64, device: str, copy: bool) -> torch.Tensor:
