@@ -14,7 +14,7 @@ from typing import Any
 
 from . import environments, models
 from .machine import describe, peaks, versions
-from .measure import Results, run_all
+from .measure import SHORT, Results, run_all
 from .pins import REPOSITORY, Place
 from .servers import PEERS, PRODUCTS, Setting
 from .workload import CELLS, quick
@@ -58,6 +58,9 @@ def parser() -> argparse.ArgumentParser:
         "--qiao-dtype", default="auto", help="activations beside Qiao's 4-bit weights; auto is what users get"
     )
     run.add_argument("--qiao-flags", default="", help="more flags for qiao serve")
+    run.add_argument(
+        "--short", action="store_true", help="the figures of the targets only, in less than an hour: see README.md"
+    )
     run.add_argument("--quick", action="store_true", help="two short requests a cell: does all of it start?")
     run.add_argument("--json", type=Path, default=Path("results/peers.json"))
     report = commands.add_parser("report", help="table and plots from the JSON file")
@@ -104,7 +107,7 @@ def run(asked: argparse.Namespace) -> None:
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # an exception, so that the servers are ended too
     rounds = 1 if asked.quick else asked.rounds
-    results = Results(asked.json, _head(setting, rounds, asked))
+    results = Results(asked.json, _head(setting, rounds, asked), short=asked.short)
     peers = [peer for peer in PEERS if peer.product in products and peer.format in forms]
     try:
         run_all(results, setting, peers, sizes, cells, rounds, asked.minutes)
@@ -118,7 +121,9 @@ def _head(setting: Setting, rounds: int, asked: argparse.Namespace) -> dict[str,
     for flag in ("peers", "sizes", "cells", "formats"):
         if getattr(asked, flag) != "all":
             words.append(f"--{flag} {getattr(asked, flag)}")
-    words += [f"--rounds {rounds}", f"--minutes {asked.minutes:g}"] + ["--quick"] * asked.quick
+    words += (
+        [f"--rounds {rounds}", f"--minutes {asked.minutes:g}"] + ["--quick"] * asked.quick + ["--short"] * asked.short
+    )
     print("measuring what the machine can do", flush=True)
     return {
         "schema": 1,
@@ -126,6 +131,7 @@ def _head(setting: Setting, rounds: int, asked: argparse.Namespace) -> dict[str,
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(words),
         "quick": asked.quick,
+        "short": SHORT if asked.short else "",
         "rounds": rounds,
         "threads": setting.threads,
         "qiao_dtype": setting.qiao_dtype,

@@ -10,9 +10,10 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
-from .stats import Timing
+from .stats import Timing, estimate_cut
 from .workload import Request
 
 Body = Callable[[Request], dict[str, Any]]
@@ -38,40 +39,62 @@ def plain_body(request: Request) -> dict[str, Any]:
 
 
 async def run_load(
-    port: int, requests: list[Request], concurrency: int | None, body: Body
+    port: int, requests: list[Request], concurrency: int | None, body: Body, cut: bool = False
 ) -> tuple[list[Timing], float]:
     """Send all requests to the server on ``port``; ``concurrency`` at a time, or at their own times where it is None.
 
+    With ``cut`` the connections of those that still run are closed as soon as each has its first text, or has ended.
     Returns one ``Timing`` a request and the seconds that all took.
     """
     gate = asyncio.Semaphore(concurrency or len(requests))
+    all_began = asyncio.Event()
+    silent = set(range(len(requests)))
     start = time.perf_counter()
 
-    async def one(request: Request) -> Timing:
+    def began(number: int) -> None:
+        silent.discard(number)
+        if not silent:
+            all_began.set()
+
+    async def one(number: int, request: Request) -> Timing:
         if concurrency is None:
             await asyncio.sleep(max(0.0, start + request.at - time.perf_counter()))
         async with gate:
             sent = time.perf_counter() - start
-            timing = await stream(port, body(request))
+            timing = await stream(port, body(request), partial(began, number))
             timing.sent = sent
             return timing
 
-    timings = await asyncio.gather(*(one(request) for request in requests))
-    return list(timings), time.perf_counter() - start
+    tasks = [asyncio.ensure_future(one(*numbered)) for numbered in enumerate(requests)]
+    if cut and tasks:
+        await all_began.wait()
+        for task in tasks:
+            task.cancel()
+    timings = list(await asyncio.gather(*tasks))
+    estimate_cut(timings)
+    return timings, time.perf_counter() - start
 
 
-async def stream(port: int, body: dict[str, Any]) -> Timing:
-    """Send one completion and read its stream to the end. A failure is noted in the timing, not raised."""
+async def stream(port: int, body: dict[str, Any], began: Callable[[], None] = lambda: None) -> Timing:
+    """Send one completion and read its stream to the end; ``began`` is told of the first text, and again of the end.
+
+    A failure is noted in the timing, not raised, and so is that the task was cancelled.
+    """
     timing = Timing()
     start = time.perf_counter()
     try:
         async for data in _events(port, json.dumps(body).encode()):
             _note(timing, data, time.perf_counter() - start)
+            if timing.ttft is not None and not timing.gaps:
+                began()
+    except asyncio.CancelledError:
+        timing.cut = True
     except (OSError, ValueError, EOFError) as error:
         timing.error = f"{type(error).__name__}: {error}"[:300]
     timing.seconds = time.perf_counter() - start
-    if timing.error is None and not timing.completion_tokens:
+    if timing.error is None and not timing.completion_tokens and not timing.cut:
         timing.error = "no usage came"
+    began()
     return timing
 
 

@@ -22,13 +22,27 @@ from .workload import WARM_UP, Cell, requests_of
 FAR_BEHIND = 0.6
 """A peer below this share of the best peer of a cell in the first round is not measured there again."""
 
+BEHIND = 0.8
+"""The same in a short run."""
+
 ENOUGH = 0.8
 """A peer whose rate in the 24-stream cell is below this share of what a Poisson cell asks for is not measured there."""
 
 HOPELESS = 0.5
-"""A peer below this share of the best peer of a cell on the small model is not measured there on the large one."""
+"""A peer below this share of the best peer of a cell on the small model is not measured there on the large one; in a
+short run also: one below it with 8 streams is not measured with 24."""
+
+SHORT = (
+    "Cells with several streams and Poisson cells end when each request has its first text (those of a server that "
+    "does not drop what nobody reads run to their end); the 95th percentile of gaps between texts lacks the end. "
+    f"Later rounds measure a peer in the cells where it reached {BEHIND:.0%} of the best peer in the first. "
+    f"A peer below {HOPELESS:.0%} of the best one with 8 streams is not measured with 24."
+)
+"""What a short run leaves out."""
 
 SETTLE_SECONDS = 0.3
+CANCEL_SECONDS = 1.0
+"""What a server gets to notice that clients have gone, before it is paused."""
 
 
 @dataclass
@@ -37,6 +51,7 @@ class Results:
 
     path: Path
     head: dict[str, Any]
+    short: bool = False
     starts: list[dict[str, Any]] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
     skipped: list[dict[str, Any]] = field(default_factory=list)
@@ -78,8 +93,8 @@ def measure_group(
 ) -> None:
     """Measure ``peers`` (of one format) on a model: all are started, then each runs alone while the others are stopped.
 
-    Rounds take cells in order and servers in turn within a cell. After the first, a round starts only if one as long as
-    the last would end before ``deadline`` (``time.monotonic``).
+    Rounds take cells in order and servers in turn within a cell. After the first, a round starts only if it would end
+    before ``deadline`` (``time.monotonic``) when each of its parts takes as long as the last time.
     """
     with ExitStack() as stack:
         servers = []
@@ -90,16 +105,24 @@ def measure_group(
             if server is not None:
                 servers.append(server)
         for number in range(rounds):
-            start = time.monotonic()
-            for cell in cells:
-                for server in servers:
-                    if number and _far_behind(results, setting.size, server.peer, servers, cell):
-                        continue
-                    if not _hopeless(results, setting.size, server.peer, peers, cell):
-                        _measure(results, setting.size, server, servers, cell, number)
-            if time.monotonic() * 2 - start > deadline and number + 1 < rounds:
-                results.skip(size=setting.size, format=peers[0].format, why=f"rounds after {number + 1}: no time left")
+            todo = [
+                (cell, server)
+                for cell in cells
+                for server in servers
+                if not (number and _far_behind(results, setting.size, server.peer, servers, cell))
+                and not _hopeless(results, setting.size, server.peer, peers, cell)
+            ]
+            if number and time.monotonic() + _expected(results, setting.size, todo) > deadline:
+                results.skip(size=setting.size, format=peers[0].format, why=f"rounds after {number}: no time left")
                 break
+            for cell, server in todo:
+                _measure(results, setting.size, server, servers, cell, number)
+
+
+def _expected(results: Results, size: str, todo: Iterable[tuple[Cell, Server]]) -> float:
+    """Seconds that a round takes if everything lasts as long as the last time."""
+    last = [results.of(size, server.peer.name, cell.name)[-1:] for cell, server in todo]
+    return sum(run["wall_s"] + SETTLE_SECONDS + CANCEL_SECONDS for runs in last for run in runs)
 
 
 def _start(results: Results, setting: Setting, peer: Peer, stack: ExitStack) -> Server | None:
@@ -144,24 +167,30 @@ def _hopeless(results: Results, size: str, peer: Peer, peers: Iterable[Peer], ce
 
 
 def _far_behind(results: Results, size: str, peer: Peer, servers: Iterable[Server], cell: Cell) -> bool:
-    """Whether a peer's first round leaves no doubt that it is not the best one. Qiao is always measured."""
-    key = figure_of(cell.name)
+    """Whether a peer's first round leaves no doubt that it is not the best one, which is noted. Qiao is never."""
+    key, least = figure_of(cell.name), BEHIND if results.short else FAR_BEHIND
     others = [s.peer.name for s in servers if s.peer.product != "qiao"]
     first = {name: median_of(results.of(size, name, cell.name)[:1], key) for name in others}
     own, best = first.get(peer.name), max((rate for rate in first.values() if rate), default=0.0)
     # At a rate that each server keeps up with, all make the same number of tokens a second: compare what users wait.
     if cell.rate is not None:
         waits = {name: median_of(results.of(size, name, cell.name)[:1], "ttft_mean_ms") for name in others}
-        mine, least = waits.get(peer.name), min((wait for wait in waits.values() if wait), default=0.0)
-        return mine is not None and mine * FAR_BEHIND > least
-    return own is not None and own < FAR_BEHIND * best
+        mine, shortest = waits.get(peer.name), min((wait for wait in waits.values() if wait), default=0.0)
+        behind = mine is not None and mine * least > shortest
+        why = f"first token after {mine or 0:.0f} ms in the first round, {shortest:.0f} ms at the best peer"
+    else:
+        behind = own is not None and own < least * best
+        why = f"{own or 0:.0f} tokens/s in the first round, {best:.0f} at the best peer"
+    if behind:
+        results.skip(size=size, format=peer.format, peer=peer.name, cell=cell.name, why=f"later rounds: {why}")
+    return behind
 
 
 def _overloaded(results: Results, size: str, server: Server, servers: Iterable[Server], cell: Cell) -> str | None:
     """Why a Poisson cell is more than the server can do, or None. The best peer is measured whatever it can do."""
     if cell.rate is None:
         return None
-    rates = {s.peer.name: median_of(results.of(size, s.peer.name, "streams24"), "full_rate") for s in servers}
+    rates = _rates(results, size, servers, "streams24", "streams8")
     own = rates.get(server.peer.name)
     best = max((rate for s in servers if s.peer.product != "qiao" and (rate := rates[s.peer.name])), default=0.0)
     asked = cell.rate * sum(cell.output) / 2
@@ -170,26 +199,48 @@ def _overloaded(results: Results, size: str, server: Server, servers: Iterable[S
     return f"over its capacity: {own:.0f} tokens/s with 24 streams, {asked:.0f} asked for"
 
 
+def _slow(results: Results, size: str, server: Server, servers: Iterable[Server], cell: Cell) -> str | None:
+    """Why a short run need not see whether a server does better with 24 streams than with 8, or None."""
+    if not results.short or cell.name != "streams24" or server.peer.product == "qiao":
+        return None
+    rates = _rates(results, size, servers, "streams8")
+    others = [rates[s.peer.name] for s in servers if s.peer.product != "qiao"]
+    own, best = rates[server.peer.name], max((rate for rate in others if rate), default=0.0)
+    if own is None or own >= HOPELESS * best:
+        return None
+    return f"{own:.0f} tokens/s with 8 streams, where the best peer had {best:.0f}"
+
+
+def _rates(results: Results, size: str, servers: Iterable[Server], *cells: str) -> dict[str, float | None]:
+    """The rate of each server in the first of ``cells`` where it has one."""
+    rates: dict[str, float | None] = {}
+    for server in servers:
+        found = (median_of(results.of(size, server.peer.name, cell), "full_rate") for cell in cells)
+        rates[server.peer.name] = next((rate for rate in found if rate), None)
+    return rates
+
+
 def _measure(results: Results, size: str, server: Server, servers: list[Server], cell: Cell, number: int) -> None:
     """One cell on one server."""
     peer = server.peer
     if (peer.cells is not None and cell.name not in peer.cells) or size not in cell.sizes:
         return
-    why = _overloaded(results, size, server, servers, cell)
+    why = _overloaded(results, size, server, servers, cell) or _slow(results, size, server, servers, cell)
     if why:
         results.skip(size=size, format=peer.format, peer=peer.name, cell=cell.name, why=why)
         return
     requests = requests_of(cell, size, f"round {number}")
+    cut = results.short and peer.cancels and cell.cuttable
     server.resume()
     time.sleep(SETTLE_SECONDS)
     before = busy_seconds() - cpu_seconds(server.pid) - sum(os.times()[:2])
     with MemoryWatch(server.pid) as memory:
         concurrency = None if cell.rate is not None else cell.concurrency
-        timings, wall = asyncio.run(run_load(server.port, requests, concurrency, peer.body))
+        timings, wall = asyncio.run(run_load(server.port, requests, concurrency, peer.body, cut))
     others = busy_seconds() - cpu_seconds(server.pid) - sum(os.times()[:2]) - before
     figures = summarise(timings, wall)
     pairs = zip(timings, requests, strict=True)
-    wrong = sum(t.error is None and t.completion_tokens != r.output_tokens for t, r in pairs)
+    wrong = sum(t.error is None and not t.cut and t.completion_tokens != r.output_tokens for t, r in pairs)
     figures |= {
         "size": size,
         "format": peer.format,
@@ -202,6 +253,8 @@ def _measure(results: Results, size: str, server: Server, servers: list[Server],
         "peak_rss_mib": round(peak_resident_mib(server.pid), 1),
         "requests": [timing.as_dict() for timing in timings],
     }
+    if cut:
+        time.sleep(CANCEL_SECONDS)
     server.pause()
     results.runs.append(figures)
     results.write()

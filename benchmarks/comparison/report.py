@@ -140,6 +140,7 @@ def markdown(data: dict[str, Any]) -> str:
         f"{data['date']}, {data['minutes']} minutes; {_machine(machine)}. "
         f"Rounds: {data['rounds']}, interleaved; medians. "
         f"How it is measured: benchmarks/README.md. Command: `{data['command']}`",
+        *([f"A short run. {data['short']}"] if data.get("short") else []),
         "## Against the best peer\n\n" + against_peers(data),
         "## Against the machine\n\n" + against_machine(data),
     ]

@@ -40,7 +40,10 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A server in one format. ``command`` gives its words for a port; ``cells`` limits what it is measured on."""
+    """A server in one format. ``command`` gives its words for a port; ``cells`` limits what it is measured on.
+
+    ``cancels`` says that it drops a request whose client has gone.
+    """
 
     name: str
     format: str
@@ -49,6 +52,7 @@ class Peer:
     body: Body = completion_body
     cells: tuple[str, ...] | None = None
     sizes: tuple[str, ...] = ("135m", "1b")
+    cancels: bool = True
 
     @property
     def product(self) -> str:
@@ -136,6 +140,7 @@ PEERS = (
         body=plain_body,
         cells=("single", "prefill", "streams8"),
         sizes=("135m",),
+        cancels=False,
     ),
 )
 PRODUCTS = tuple(dict.fromkeys(peer.product for peer in PEERS))
@@ -146,6 +151,21 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def first_error(log: str) -> str:
+    """The first exception that ``log`` reports, without what stands before it in its line; else the last line.
+
+    What follows the first is often only what that led to. Lines of information and warnings, which may quote errors
+    that did not happen, do not count, nor does source code.
+    """
+    lines = log.strip().splitlines()
+    for line in lines:
+        if not re.search(r"\b(?:DEBUG|INFO|WARNING)\b", line):
+            found = re.search(r"(?:^|[\])] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): .+)", line)
+            if found:
+                return found[1]
+    return lines[-1] if lines else "it said nothing"
 
 
 class Server:
@@ -199,10 +219,7 @@ class Server:
         raise RuntimeError(f"not ready after {START_SECONDS} s ({said}): {self._last_words()}")
 
     def _last_words(self) -> str:
-        """The first error that its log names (what follows is often only what that led to), or the log's last line."""
-        text = self._log.read_text(errors="replace")
-        found = re.search(r"\w+(?:Error|Exception): .+", text)
-        return (found[0] if found else (text.strip().splitlines() or ["it said nothing"])[-1])[:300]
+        return first_error(self._log.read_text(errors="replace"))[:300]
 
     def pause(self) -> None:
         """Stop all its processes until ``resume``."""

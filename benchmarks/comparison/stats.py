@@ -11,7 +11,7 @@ from typing import Any
 @dataclass(slots=True)
 class Timing:
     """One request as the client saw it: ``sent`` in seconds since the run began, then in seconds since it was sent the
-    first text ``ttft``, the ``last`` text and the end.
+    first text ``ttft``, the ``last`` text and the end. ``cut`` says that the client closed the connection before it.
     """
 
     sent: float = 0.0
@@ -22,6 +22,12 @@ class Timing:
     completion_tokens: int = 0
     gaps: list[float] = field(default_factory=list)
     error: str | None = None
+    cut: bool = False
+
+    @property
+    def texts(self) -> int:
+        """Pieces of text that came."""
+        return 0 if self.ttft is None else len(self.gaps) + 1
 
     @property
     def tpot(self) -> float | None:
@@ -39,7 +45,7 @@ class Timing:
             if at > moment:
                 break
             at, come = at + gap, come + 1
-        return self.completion_tokens * come / (len(self.gaps) + 1)
+        return self.completion_tokens * come / self.texts
 
     def as_dict(self) -> dict[str, Any]:
         """For the JSON file; times in milliseconds."""
@@ -51,7 +57,18 @@ class Timing:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "error": self.error,
+            "cut": self.cut,
         }
+
+
+def estimate_cut(timings: Sequence[Timing]) -> None:
+    """Give those that were cut, whose usage never came, their tokens: texts times the tokens a text of the others."""
+    whole = [t for t in timings if t.error is None and not t.cut]
+    texts = sum(t.texts for t in whole)
+    per_text = sum(t.completion_tokens for t in whole) / texts if texts else 1.0
+    for timing in timings:
+        if timing.cut:
+            timing.completion_tokens = round(timing.texts * per_text)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -94,7 +111,8 @@ def summarise(timings: Sequence[Timing], wall: float) -> dict[str, Any]:
     gaps = [gap for t in good for gap in t.gaps]
     tpot = mean(t.tpot for t in good)
     return {
-        "completed": len(good),
+        "completed": sum(not t.cut for t in good),
+        "cut": sum(t.cut for t in good),
         "failed": len(timings) - len(good),
         "errors": sorted({t.error for t in timings if t.error is not None})[:3],
         "wall_s": round(wall, 3),

@@ -40,6 +40,11 @@ class Cell:
     rate: float | None = None
     sizes: tuple[str, ...] = ("135m", "1b")
 
+    @property
+    def cuttable(self) -> bool:
+        """Whether its figures (rate while all streams run, first tokens) are known once all have a first text."""
+        return self.rate is not None or self.concurrency > 1
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
 import pytest
@@ -92,3 +93,42 @@ def test_a_closed_loop_keeps_to_its_limit(concurrency: int | None, limit: int) -
     timings, bodies, most = ask(HEAD.encode() + chunked(events(text("a"), USAGE), 99), 5, concurrency)
     assert len(timings) == len(bodies) == 5 and most <= limit
     assert {body["prompt"] for body in bodies} == {f"prompt {i}" for i in range(5)}
+
+
+def test_a_cut_run_ends_when_all_have_begun() -> None:
+    """The first two answers end; those of the last two go on for ever, and the server sees that the client has gone."""
+    gone: list[int] = []
+    count = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal count
+        count += 1
+        number = count
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + events(text("a"), text("b")))
+        if number <= 2:
+            writer.write(events({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 6}}))
+            writer.close()
+            return
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(events(text("c")))
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        gone.append(number)
+        writer.close()
+
+    async def main() -> list[Timing]:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        requests = [Request(0.0, "prompt", 2, 3) for _ in range(4)]
+        async with server:
+            timings = (await run_load(port, requests, 2, completion_body, cut=True))[0]
+            while len(gone) < 2:
+                await asyncio.sleep(0.01)
+            return timings
+
+    timings = asyncio.run(asyncio.wait_for(main(), 20))
+    assert [t.cut for t in timings] == [False, False, True, True]
+    assert all(t.error is None and t.ttft is not None for t in timings)
+    assert [t.completion_tokens for t in timings] == [6, 6] + [3 * t.texts for t in timings[2:]]

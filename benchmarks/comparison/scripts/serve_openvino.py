@@ -30,11 +30,14 @@ BLOCK = 32
 
 
 class Job(NamedTuple):
-    """A request on its way to the engine's thread. ``put`` takes lists of new tokens, and None at the end."""
+    """A request on its way to the engine's thread. ``put`` takes lists of new tokens, and None at the end; ``gone`` is
+    set when nobody reads them any more.
+    """
 
     prompt: list[int]
     config: Any
     put: Callable[[list[int] | None], object]
+    gone: threading.Event
 
 
 def pipeline(asked: argparse.Namespace) -> Any:
@@ -54,20 +57,22 @@ def pipeline(asked: argparse.Namespace) -> Any:
 def engine(pipe: Any, inbox: queue.Queue[Job]) -> None:
     """Step for ever, taking in what came between two steps."""
     ids = itertools.count()
-    live: dict[int, tuple[Any, Callable[[list[int] | None], object]]] = {}
+    live: dict[int, tuple[Any, Job]] = {}
     while True:
         while not live or not inbox.empty():
             job = inbox.get()
             number = next(ids)
             handle = pipe.add_request(number, ov.Tensor(np.array([job.prompt], dtype=np.int64)), job.config)
-            live[number] = handle, job.put
+            live[number] = handle, job
         pipe.step()
-        for number, (handle, put) in list(live.items()):
+        for number, (handle, job) in list(live.items()):
             while handle.can_read():
                 for output in handle.read().values():
-                    put(list(output.generated_ids))
-            if handle.get_status() != genai.GenerationStatus.RUNNING:
-                put(None)
+                    job.put(list(output.generated_ids))
+            if job.gone.is_set():
+                handle.cancel()
+            if job.gone.is_set() or handle.get_status() != genai.GenerationStatus.RUNNING:
+                job.put(None)
                 del live[number]
 
 
@@ -91,15 +96,19 @@ def application(asked: argparse.Namespace) -> web.Application:
         config.ignore_eos = bool(body.get("ignore_eos", False))
         config.do_sample = False
         prompt = tokenizer.encode(body["prompt"], add_special_tokens=False).ids
-        inbox.put(Job(prompt, config, lambda tokens: loop.call_soon_threadsafe(arriving.put_nowait, tokens)))
+        gone = threading.Event()
+        inbox.put(Job(prompt, config, lambda tokens: loop.call_soon_threadsafe(arriving.put_nowait, tokens), gone))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         count = 0
         frame = {"object": "text_completion", "created": int(time.time()), "model": "m"}
-        while (tokens := await arriving.get()) is not None:
-            count += len(tokens)
-            text = tokenizer.decode(tokens, skip_special_tokens=False) or " "
-            await response.write(event(frame | {"choices": [{"index": 0, "text": text, "finish_reason": None}]}))
+        try:
+            while (tokens := await arriving.get()) is not None:
+                count += len(tokens)
+                text = tokenizer.decode(tokens, skip_special_tokens=False) or " "
+                await response.write(event(frame | {"choices": [{"index": 0, "text": text, "finish_reason": None}]}))
+        finally:
+            gone.set()
         usage = {"prompt_tokens": len(prompt), "completion_tokens": count, "total_tokens": len(prompt) + count}
         await response.write(event(frame | {"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
         return response
