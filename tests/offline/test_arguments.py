@@ -158,8 +158,6 @@ def test_engine_arguments_are_refused_before_anything_is_read(field: str, value:
     ("field", "value", "neutral", "instead"),
     [
         ("logits_processors", [print], [], "logit_bias"),
-        ("structured_outputs", {"json": {}}, None, "prompt"),
-        ("guided_decoding", {"regex": "a"}, {}, "prompt"),
         ("extra_args", {"a": 1}, {}, "leave them out"),
         ("flat_logprobs", True, False, "list of dicts"),
         ("skip_reading_prefix_cache", True, False, "cache_salt"),

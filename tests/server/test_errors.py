@@ -64,8 +64,8 @@ BOTH: list[dict[str, Any]] = [
     *({"request_id": value} for value in ("", "a b", "x" * 200)),
     *({"prompt_logprobs": value} for value in (-2, 50, True)),
     *({field: value} for field, value in {
-        "guided_json": {"type": "object"}, "guided_regex": "foo**", "guided_choice": ["a"], "guided_grammar": "x",
-        "structured_outputs": {"regex": "("}, "response_format": {"type": "json_object"}, "use_beam_search": True,
+        "guided_json": {"not": {}}, "guided_regex": "(", "guided_choice": [""], "guided_grammar": "x",
+        "use_beam_search": True,
         "logits_processors": ["x"], "kv_transfer_params": {"a": 1}, "prompt_embeds": "x", "length_penalty": 2.0,
     }.items()),
 ]  # fmt: skip

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from qiao.llm import LLM, TextPrompt, TokensPrompt
     from qiao.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-    from qiao.sampling_params import RequestOutputKind, SamplingParams
+    from qiao.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     __version__: str
 
@@ -46,7 +46,7 @@ _HOMES = {
     ),
     "qiao.llm": ("LLM", "TextPrompt", "TokensPrompt"),
     "qiao.outputs": ("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"),
-    "qiao.sampling_params": ("RequestOutputKind", "SamplingParams"),
+    "qiao.sampling_params": ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
 }
 
 __all__ = [
@@ -68,6 +68,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "UsageError",

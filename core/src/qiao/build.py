@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +17,7 @@ from qiao.config import EngineArgs, dtype_name
 from qiao.contract import Capabilities, ModelShape
 from qiao.devices import HOST
 from qiao.engine import Engine, EngineConfig
+from qiao.engine.grammars import Vocabulary
 from qiao.engine.memory import KVSize, gib, memory_limit, size_kv
 from qiao.engine.request import EngineInfo, FallbackCount
 from qiao.errors import ModelError, ParameterError
@@ -90,7 +92,10 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
     size = _size_cache(args, shape, plan, ops, wanted, kv_dtype)
     logger.info(size.explanation)
     max_model_len = _fit_context(wanted, size, plan.block_size)
-    engine = Engine(model, ops, _engine_config(args, shape, plan, size, max_model_len, kv_dtype), _counts(counters))
+    settings = _engine_config(args, shape, plan, size, max_model_len, kv_dtype)
+    ends = eos_token_ids(_end_of(config))
+    vocabulary = partial(read_vocabulary, args, shape.vocab_size, ends)
+    engine = Engine(model, ops, settings, _counts(counters), vocabulary=vocabulary)
     info = EngineInfo(
         device=plan.device,
         max_model_len=max_model_len,
@@ -101,11 +106,26 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
         max_num_queued=args.max_num_queued_reqs,
         dtype=shape.dtype,
         kv_cache_dtype=shape.cache_dtype,
-        eos_token_ids=eos_token_ids(_end_of(config)),
+        eos_token_ids=ends,
         kv_explanation=size.explanation,
         plan=plan.as_dict(),
     )
     return BuiltEngine(engine, info, plan)
+
+
+def read_vocabulary(args: EngineArgs, vocab_size: int, ends: Sequence[int]) -> Vocabulary:
+    """The bytes of the model's tokens, for grammars: read once, when the first answer must follow one.
+
+    ``ends`` are the end tokens of the model's config; those of its other files are added as the front end does it.
+    """
+    from qiao.frontend import TextFiles, TokenTable
+
+    files = TextFiles.read(args)
+    table = TokenTable(files.tokenizer)
+    found = eos_token_ids(files.ends[0], ends, files.ends[1])
+    tokens = [table.raw(i) for i in range(vocab_size)]
+    special = sorted(i for i in table.special_ids if i < vocab_size)
+    return Vocabulary(tokens, special, [i for i in found if i < vocab_size])
 
 
 def read_config(files: ModelFiles, args: EngineArgs) -> Any:

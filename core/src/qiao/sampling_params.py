@@ -11,6 +11,10 @@ from typing import Any
 import msgspec
 
 from qiao.errors import ParameterError
+from qiao.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
+
+GuidedDecodingParams = StructuredOutputsParams
+"""vLLM's old name."""
 
 GREEDY_EPS = 1e-5
 """Temperatures below are greedy (vLLM's rule)."""
@@ -64,8 +68,6 @@ class BeamSearchParams(msgspec.Struct, kw_only=True):
 
 _REFUSED: Mapping[str, str] = {
     "logits_processors": "functions are not called between steps; use logit_bias, allowed_token_ids or bad_words",
-    "structured_outputs": "is not there yet; ask for the format in the prompt and check the answer",
-    "guided_decoding": "is not there yet; ask for the format in the prompt and check the answer",
     "extra_args": "nothing here reads them; leave them out",
     "flat_logprobs": "log-probabilities come as a list of dicts; leave it out",
     "skip_reading_prefix_cache": "use another cache_salt in the prompt, or LLM.reset_prefix_cache()",
@@ -80,7 +82,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     ``temperature`` 0 is greedy; ``top_k`` 0 or -1 is off; ``max_tokens`` None means "up to the context";
     ``logprobs`` k returns the sampled token's and the k best log-probabilities (-1: whole vocabulary).
     ``best_of`` above ``n`` is for ``/v1/completions`` alone. ``spaces_between_special_tokens`` has no effect, as with
-    vLLM's fast tokenizers. The last seven fields of vLLM's are refused unless they are empty; see ``_REFUSED``.
+    vLLM's fast tokenizers. ``structured_outputs`` is what the answer must look like; ``guided_decoding`` is its old
+    name. The last five fields of vLLM's are refused unless they are empty; see ``_REFUSED``.
 
     Raises ``ParameterError`` naming the field.
     """
@@ -112,9 +115,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
     bad_words_token_ids: list[list[int]] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    guided_decoding: StructuredOutputsParams | None = None
     logits_processors: Any = None
-    structured_outputs: Any = None
-    guided_decoding: Any = None
     extra_args: Any = None
     flat_logprobs: Any = None
     skip_reading_prefix_cache: Any = None
@@ -126,6 +129,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             if value is not None and value is not False and value != [] and value != {}:
                 raise ParameterError(name, instead)
             setattr(self, name, None)
+        self._take_constraint()
         self._normalise()
         self._check_numbers()
         self._check_lists()
@@ -145,6 +149,19 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def clone(self, **changes: Any) -> SamplingParams:
         """A checked copy with some fields changed."""
         return msgspec.structs.replace(self, **changes)
+
+    def _take_constraint(self) -> None:
+        for name in ("structured_outputs", "guided_decoding"):
+            value = getattr(self, name)
+            if isinstance(value, Mapping):
+                value = _from_mapping(name, value) if value else None
+            elif value is not None and not isinstance(value, StructuredOutputsParams):
+                raise ParameterError(name, f"must be StructuredOutputsParams(...), got {value!r:.100}")
+            setattr(self, name, value)
+        if self.guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise ParameterError("guided_decoding", "is the old name of structured_outputs; give one of them")
+            self.structured_outputs, self.guided_decoding = self.guided_decoding, None
 
     def _normalise(self) -> None:
         if self.seed == -1:
@@ -259,6 +276,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             wanted = getattr(self, name)
             if wanted is not None and (vocab_size if wanted == -1 else wanted) > max_logprobs:
                 raise ParameterError(name, f"at most {max_logprobs} (--max-logprobs), got {wanted}")
+
+
+def _from_mapping(name: str, value: Mapping[str, Any]) -> StructuredOutputsParams:
+    unknown = set(value) - set(StructuredOutputsParams.__struct_fields__)
+    if unknown:
+        raise ParameterError(name, f"has no field {sorted(map(str, unknown))[0]!r}")
+    return StructuredOutputsParams(**value)
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 
 from qiao.engine.blocks import BlockManager
 from qiao.engine.config import EngineConfig
+from qiao.engine.grammars import GrammarCompiler, GrammarQueue, Vocabulary
 from qiao.engine.integrity import check_scheduler
 from qiao.engine.prefix import PrefixCache
 from qiao.engine.request import EngineRequest, EngineStats, FallbackCount, SequenceOutput, TokenLogprobs
@@ -50,6 +51,7 @@ class Engine:
         config: EngineConfig,
         fallback_counts: Callable[[], Items[FallbackCount]] = _no_fallbacks,
         clock: Callable[[], float] = time.perf_counter,
+        vocabulary: Callable[[], Vocabulary] | None = None,
     ) -> None:
         self.config = config
         self._ops = ops
@@ -60,6 +62,8 @@ class Engine:
         self._rows = RowTable(config.max_num_seqs, config.max_blocks_per_seq)
         self._runner = Runner(model, ops, config, self._rows)
         self._scheduler = Scheduler(config, self._blocks, self._rows, self._runner.sampler.join)
+        compiler = GrammarCompiler(vocabulary, config.vocab_size) if vocabulary is not None else None
+        self._grammars = GrammarQueue(compiler)
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self._seeds = random.Random(config.seed)  # noqa: S311 - sampling, not secrets
@@ -77,14 +81,18 @@ class Engine:
         if request.request_id in self._requests:
             raise ParameterError("request_id", f"{request.request_id!r} is running already")
         check_request(request, config)
-        if len(self._scheduler.waiting) >= config.max_num_queued:
+        waiting = len(self._scheduler.waiting) + len(self._grammars)
+        if waiting >= config.max_num_queued:
             raise OverloadedError(
-                f"{len(self._scheduler.waiting)} sequences wait, the limit is {config.max_num_queued}; "
+                f"{waiting} sequences wait, the limit is {config.max_num_queued}; "
                 "try again later or raise --max-num-queued-reqs"
             )
         state = self._make(request)
+        if request.grammar:
+            self._grammars.add(state, request)
+        else:
+            self._scheduler.add(state.sequences[0])
         self._requests[state.id] = state
-        self._scheduler.add(state.sequences[0])
 
     def _make(self, request: EngineRequest) -> Request:
         params, state = request.params, Request(request)
@@ -106,7 +114,7 @@ class Engine:
         """
         for request_id in list(request_ids):
             request = self._requests.get(request_id)
-            if request is not None:
+            if request is not None and not self._grammars.abort(request_id, index):
                 chosen = request.sequences if index is None else request.sequences[index : index + 1]
                 self._finish_all(chosen)
         self._idle_check()
@@ -123,8 +131,27 @@ class Engine:
         An error of the model or an operator ends the requests of the step with ``finish_reason`` ``error``; the
         engine goes on.
         """
-        if not self._requests:
-            return []
+        refused = self._start_compiled()
+        if not self._scheduler.has_work:
+            self._idle_check()
+            return refused
+        return refused + self._run_step()
+
+    def _start_compiled(self) -> list[SequenceOutput]:
+        """Queue the requests whose grammars are ready; outputs of those that cannot be served."""
+        outputs: list[SequenceOutput] = []
+        if not len(self._grammars):
+            return outputs
+        for request, aborted, error in self._grammars.take(wait=not self._scheduler.has_work):
+            if error is not None:
+                request.fault_field = getattr(error, "field", "")
+                outputs += self._fail([request], getattr(error, "detail", str(error)))
+                continue
+            self._scheduler.add(request.sequences[0])
+            self._finish_all(request.sequences[i] for i in sorted(aborted))
+        return outputs
+
+    def _run_step(self) -> list[SequenceOutput]:
         began = self._clock()
         step = self._scheduler.schedule()
         assert step.seqs, "nothing can be scheduled although requests wait"
@@ -205,8 +232,11 @@ class Engine:
         )
         if len(tokens) == seq.num_prompt + 1:
             self._first(seq, output)
+        ended = seq.grammar is not None and seq.grammar.advance(token)
         if token in seq.stops:
             output.finish_reason, output.stop_reason = "stop", seq.stops[token]
+        elif ended:
+            output.finish_reason = "stop"
         elif len(tokens) >= seq.limit:
             output.finish_reason = "length"
         return output
@@ -266,8 +296,12 @@ class Engine:
                 for seq in ended:
                     self._blocks.cache.forget(seq.blocks)
             self._finish_all(ended)
+            where = request.fault_field
             outputs += [
-                SequenceOutput(request_id=request.id, index=s.index, finish_reason="error", error=text) for s in ended
+                SequenceOutput(
+                    request_id=request.id, index=s.index, finish_reason="error", error=text, error_field=where
+                )
+                for s in ended
             ]
         return outputs
 

@@ -1,4 +1,4 @@
-"""Changes to single logits: allowed tokens, bad words, tokens that may not end a sequence yet, biases."""
+"""Changes to single logits: grammars, allowed tokens, bad words, tokens that may not end a sequence yet, biases."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from qiao.engine.batch import place
+from qiao.engine.grammars import FIELD, allowed_tokens
 from qiao.engine.rows import Int64
 from qiao.engine.sequence import Sequence
 
@@ -29,7 +30,8 @@ class _RowEdit:
     @property
     def empty(self) -> bool:
         """Whether nothing will ever be changed."""
-        return not (self.bias or self.allowed or self.bad_words or (self.min_tokens and self.ends))
+        listed = self.bias or self.allowed or self.bad_words or (self.min_tokens and self.ends)
+        return not listed and self.seq.grammar is None
 
     def banned(self) -> list[int]:
         """Token ids that may not come next."""
@@ -49,6 +51,7 @@ class LogitEdits:
         self.active = np.zeros(num_rows, np.bool_)
         self._edits: dict[int, _RowEdit] = {}
         self._vocab_size = vocab_size
+        self._bits: torch.Tensor | None = None
 
     def join(self, seq: Sequence) -> None:
         """Take over the edits of ``seq`` at its row."""
@@ -61,8 +64,9 @@ class LogitEdits:
     def apply(self, logits: torch.Tensor, rows: Int64, device: str) -> None:
         """Change ``logits`` [N, V] in place where ``rows`` [N] ask for it. A banned token gets -inf.
 
-        In vLLM's order: allowed tokens, bad words and early ends, biases.
+        In vLLM's order: grammars, allowed tokens, bad words and early ends, biases.
         """
+        self._follow_grammars(logits, rows, device)
         at: list[int] = []
         banned: list[int] = []
         bias_at: list[int] = []
@@ -83,6 +87,25 @@ class LogitEdits:
         if bias_at:
             where = (_ids(bias_at, device), _ids(bias_ids, device))
             logits[where] = logits[where] + place(np.array(bias_values, np.float32), device)
+
+    def _follow_grammars(self, logits: torch.Tensor, rows: Int64, device: str) -> None:
+        """Leave only the tokens that the grammars of ``rows`` [N] allow; a grammar that gives up marks its request."""
+        found = [(i, self._edits[int(rows[i])].seq) for i in np.flatnonzero(self.active[rows]).tolist()]
+        at = [i for i, seq in found if seq.grammar is not None and seq.grammar.begun]
+        states = [seq.grammar for _, seq in found if seq.grammar is not None and seq.grammar.begun]
+        if not at:
+            return
+        masks = allowed_tokens(states, self._vocab_size)
+        for _, seq in found:
+            if seq.grammar is not None and seq.grammar.fault is not None:
+                seq.request.fault = f"the answer cannot follow the grammar: {seq.grammar.fault}"
+                seq.request.fault_field = FIELD
+        if self._bits is None or self._bits.device != logits.device:
+            table = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+            self._bits = place(table == 0, device)
+        forbidden = self._bits[place(masks.astype(np.int64), device)].view(len(at), -1)[:, : logits.shape[1]]
+        where = _ids(at, device)
+        logits[where] = logits[where].masked_fill(forbidden, -math.inf)
 
     @staticmethod
     def _keep_only(row: torch.Tensor, allowed: list[int], device: str) -> None:

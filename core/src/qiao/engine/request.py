@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from qiao.errors import KernelError, ParameterError, QiaoError
 from qiao.sampling_params import SamplingParams
 
 
@@ -12,7 +13,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     ``params.n`` sequences share the prompt. A lower ``priority`` is served first. ``cache_salt`` separates the
     prefix caches of tenants. ``eos_token_ids`` end a sequence unless ``params.ignore_eos``. ``arrival`` is
-    ``time.time()`` in seconds.
+    ``time.time()`` in seconds. ``grammar`` is llguidance's, which the answer follows, from the start or once
+    ``grammar_after`` has appeared in it.
     """
 
     request_id: str
@@ -22,6 +24,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     eos_token_ids: list[int] = []
     priority: int = 0
     cache_salt: str = ""
+    grammar: str = ""
+    grammar_after: str = ""
 
 
 class TokenLogprobs(msgspec.Struct, omit_defaults=True):
@@ -37,7 +41,8 @@ class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     ``finish_reason`` is ``stop``, ``length``, ``abort``, ``error`` or None while it runs; ``stop_reason`` is the stop
     token id, None for EOS. ``prompt_logprobs`` comes once, on the first output of sequence 0, its first entry None.
-    ``scheduled`` and ``first_token`` are ``time.time()`` in seconds, sent with the first token.
+    ``scheduled`` and ``first_token`` are ``time.time()`` in seconds, sent with the first token. ``error_field`` is the
+    request's field that an ``error`` is about, empty for an error of the computation.
     """
 
     request_id: str
@@ -51,6 +56,12 @@ class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     scheduled: float | None = None
     first_token: float | None = None
     error: str | None = None
+    error_field: str = ""
+
+    def failure(self) -> QiaoError:
+        """What to raise for an output with ``finish_reason`` ``error``."""
+        text = self.error or "the engine failed this request without a reason"
+        return ParameterError(self.error_field, text) if self.error_field else KernelError(text)
 
 
 class FallbackCount(msgspec.Struct):

@@ -66,6 +66,11 @@ class Scheduler:
         self._scheduled: dict[Sequence, int] = {}
         self._watermark = max(1, config.num_blocks // 100)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to schedule."""
+        return bool(self.running) or bool(self.waiting)
+
     def add(self, seq: Sequence) -> None:
         """Let a new sequence wait."""
         self.waiting.push(seq, self._step)

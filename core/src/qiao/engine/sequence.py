@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from qiao.engine.prefix import BlockKey, block_key, root_digest
 from qiao.engine.request import EngineRequest, TokenLogprobs
+
+if TYPE_CHECKING:
+    from qiao.engine.grammars import GrammarState
 
 Key = tuple[int, int, int]
 """Order of service, lowest first: (level, arrival number, index of the sequence in its request)."""
@@ -24,13 +28,15 @@ class Request:
     """What the sequences of one ``EngineRequest`` have in common.
 
     ``forked`` says that sequences 1 to n-1 have left sequence 0, which computes the prompt for all.
-    ``prompt_logprobs`` grows chunk by chunk, the first entry None; ``fault`` is set where scoring the prompt found
-    something wrong. Times are ``time.time()`` in seconds.
+    ``prompt_logprobs`` grows chunk by chunk, the first entry None. ``fault`` is set where scoring the prompt found
+    something wrong, or a grammar cannot be followed, and then ``fault_field`` names the request's field. Times are
+    ``time.time()`` in seconds.
     """
 
     __slots__ = (
         "cached_tokens",
         "fault",
+        "fault_field",
         "first_token",
         "forked",
         "id",
@@ -56,6 +62,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self.prompt_sent = False
         self.fault: str | None = None
+        self.fault_field = ""
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -70,12 +77,13 @@ class Sequence:
     ``tokens`` are prompt and output. The keys and values of the first ``num_computed`` of them are in ``blocks``; the
     sequence samples when all are. ``limit`` is the most tokens it may have. ``stops`` maps the ids that end it to the
     reported reason (None for EOS). ``row`` is its place in the persistent batch arrays, -1 while it waits.
-    ``counted`` says that the prefix statistics know it.
+    ``counted`` says that the prefix statistics know it. ``grammar`` is what the output must follow, where it must.
     """
 
     __slots__ = (
         "blocks",
         "counted",
+        "grammar",
         "index",
         "key",
         "keys",
@@ -109,6 +117,7 @@ class Sequence:
         self.status = Status.FOLLOWING
         self.waited = 0
         self.counted = False
+        self.grammar: GrammarState | None = None
         self.waiting_since = 0
         params = source.params
         self.stops: dict[int, int | None] = {t: t for t in params.stop_token_ids or ()}

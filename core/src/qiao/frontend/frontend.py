@@ -11,10 +11,12 @@ from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest
 from qiao.errors import ModelError, ParameterError, PromptTooLongError
 from qiao.frontend.chat import ChatRenderer
+from qiao.frontend.grammar import GrammarChecker
 from qiao.frontend.output import OutputProcessor
 from qiao.frontend.vocabulary import TokenTable
 from qiao.loading import eos_token_ids, load_generation_config, load_text_tokenizer, resolve, sampling_defaults
 from qiao.sampling_params import SamplingParams
+from qiao.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from qiao.loading.text_tokenizer import AnyTokenizer
@@ -74,6 +76,7 @@ class Frontend:
         self.sampling_defaults = sampling_defaults({**used, **args.override_generation_config})
         self._check_defaults()
         self._longest_token = 0
+        self._grammars = GrammarChecker()
 
     @classmethod
     def load(cls, args: EngineArgs, info: EngineInfo, files: TextFiles | None = None) -> Frontend:
@@ -114,11 +117,13 @@ class Frontend:
         cache_salt: str = "",
         add_special_tokens: bool = True,
         strict: bool = True,
+        grammar_after: str = "",
     ) -> EngineRequest:
         """Tokenize and check one prompt (text or ids).
 
         ``params.max_tokens`` None becomes the checkpoint's ``max_new_tokens``, else all that fits. A given
         ``max_tokens`` that does not fit beside the prompt is refused, or cut where ``strict`` is False (vLLM offline).
+        ``params.structured_outputs`` applies once the answer has ``grammar_after`` in it, empty for at once.
         Raises ``ParameterError`` naming the field, or ``PromptTooLongError`` with the numbers.
         """
         self._check_request(params, priority, cache_salt)
@@ -127,7 +132,9 @@ class Frontend:
             ids = ids[-self._truncation(params) :]
         if not ids:
             raise ParameterError("prompt", "is empty; give at least one token")
-        changes: dict[str, Any] = {"max_tokens": self._max_tokens(len(ids), params, strict)}
+        wanted = params.structured_outputs
+        grammar = "" if wanted is None else self.grammar(wanted)
+        changes: dict[str, Any] = {"structured_outputs": None, "max_tokens": self._max_tokens(len(ids), params, strict)}
         if params.bad_words:
             changes["bad_words_token_ids"] = self._bad_words(params.bad_words)
         return EngineRequest(
@@ -138,7 +145,20 @@ class Frontend:
             eos_token_ids=self.eos_token_ids,
             priority=priority,
             cache_salt=cache_salt,
+            grammar=grammar,
+            grammar_after=grammar_after if grammar else "",
         )
+
+    def grammar(self, wanted: StructuredOutputsParams) -> str:
+        """The grammar of a constraint. Known ones cost nothing; others may take seconds, and any thread will do.
+
+        Raises ``ParameterError`` naming the field and what cannot be enforced.
+        """
+        if not self.table.exact:
+            raise ParameterError(wanted.origin, "needs a tokenizer with bytes for its tokens, unlike this model's")
+        if not self.eos_token_ids:
+            raise ParameterError(wanted.origin, "needs a model with an end token; this one names none")
+        return self._grammars.grammar(wanted)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """A conversation as text, for ``request(..., add_special_tokens=False)``.

@@ -289,7 +289,12 @@ class LLM:
     def _take(self, processor: OutputProcessor, output: SequenceOutput) -> None:
         processor.add(output)
         if output.error is not None:
-            raise KernelError(f"request {output.request_id}: {output.error}")
+            failure = output.failure()
+            raise (
+                failure
+                if isinstance(failure, ParameterError)
+                else KernelError(f"request {output.request_id}: {output.error}")
+            )
         for index in processor.to_abort:
             self._engine.abort([output.request_id], index)
 

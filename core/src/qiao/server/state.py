@@ -13,12 +13,16 @@ from typing import ParamSpec, TypeVar
 from fastapi import Request
 
 from qiao.config import EngineArgs
-from qiao.errors import NotFoundError
+from qiao.errors import NotFoundError, ParameterError
 from qiao.frontend import Frontend
 from qiao.observability.metrics import Metrics
 from qiao.server.args import ServerArgs
 from qiao.server.errors import ApiError
+from qiao.structured_outputs import StructuredOutputsParams
 from qiao.transport import EngineClient, EngineState
+
+GRAMMAR_SECONDS = 10.0
+"""How long checking a grammar may take before its request is refused."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +41,7 @@ class ServerState:
     draining: bool = False
     serving: int = 0
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _grammars: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="grammar"))
     _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="tokenize"))
 
     @property
@@ -71,6 +76,21 @@ class ServerState:
         """Run tokeniser or template work off the event loop, one call at a time: tokenisers are not thread-safe."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._worker, lambda: function(*args, **kwargs))
+
+    async def check_grammar(self, wanted: StructuredOutputsParams | None) -> None:
+        """Have a constraint checked on a thread of its own, so that the request finds its grammar ready.
+
+        Raises ``ParameterError`` for what cannot be enforced, or not in time.
+        """
+        if wanted is None:
+            return
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._grammars, self.frontend.grammar, wanted)
+        try:
+            await asyncio.wait_for(asyncio.shield(work), GRAMMAR_SECONDS)
+        except asyncio.TimeoutError:
+            work.add_done_callback(lambda done: done.exception())  # whatever comes of it, nobody waits any more
+            raise ParameterError(wanted.origin, f"takes longer than {GRAMMAR_SECONDS:g} s to check") from None
 
 
 def state_of(request: Request) -> ServerState:

@@ -14,7 +14,7 @@ from typing import Any
 
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
-from qiao.errors import EngineDeadError, KernelError, OverloadedError, ParameterError, QiaoError
+from qiao.errors import EngineDeadError, OverloadedError, ParameterError, QiaoError
 from qiao.transport.messages import Aborted, Failed, FromEngine, Ready, Refused, Step, Stop, Submit, rebuild_error
 from qiao.transport.process import EngineProcess, HostOptions, Launched, launch
 
@@ -218,7 +218,7 @@ class EngineClient:
                     raise item
                 if item.finish_reason == "error":
                     running.clear()
-                    raise KernelError(item.error or "the engine failed this request without a reason")
+                    raise item.failure()
                 if item.finish_reason is not None:
                     running.discard(item.index)
                 yield item

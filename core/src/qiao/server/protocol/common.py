@@ -11,6 +11,8 @@ from pydantic_core import CoreSchema
 
 from qiao.errors import ParameterError
 from qiao.sampling_params import MAX_N, MAX_STOP_STRINGS
+from qiao.server.protocol.constraints import CONSTRAINT_NAMES, constraint_of
+from qiao.structured_outputs import StructuredOutputsParams
 
 MAX_IDS = 100_000
 """Most entries of a list of token ids other than a prompt."""
@@ -27,13 +29,6 @@ def asked(value: Any) -> bool:
 NOT_SUPPORTED: Mapping[str, Refusal] = {
     "use_beam_search": asked,
     "prompt_embeds": asked,
-    "response_format": lambda v: not isinstance(v, dict) or v.get("type") != "text",
-    "structured_outputs": asked,
-    "guided_json": asked,
-    "guided_regex": asked,
-    "guided_choice": asked,
-    "guided_grammar": asked,
-    "guided_json_object": asked,
     "structural_tag": asked,
     "grammar": asked,
     "logits_processors": asked,
@@ -125,6 +120,14 @@ class SamplingFields(Body):
     cache_salt: str = Field(default="", max_length=1024)
     return_tokens_as_token_ids: bool = False
     return_token_ids: bool = False
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: str | None = None
 
     @model_validator(mode="after")
     def _check(self) -> SamplingFields:
@@ -140,6 +143,10 @@ class SamplingFields(Body):
         """The sampling fields that the client set, under the names of ``SamplingParams``."""
         values = {name: getattr(self, name) for name in SAMPLING_NAMES}
         return {name: value for name, value in values.items() if value is not None}
+
+    def constraint(self) -> StructuredOutputsParams | None:
+        """What the answer must look like, by whichever name. Raises ``ParameterError`` naming it."""
+        return constraint_of(self.model_dump(include=set(CONSTRAINT_NAMES), exclude_none=True))
 
 
 SAMPLING_NAMES = (

@@ -81,6 +81,7 @@ class ChatCall:
         }
         self._naming = TokenText(state.frontend.table, body.return_tokens_as_token_ids)
         self._usage = UsageCounter()
+        self._constraint = body.constraint()
         self._messages = [message.plain() for message in body.messages]
         last = body.messages[-1]
         self._role = state.server_args.response_role if body.add_generation_prompt else last.role
@@ -89,11 +90,13 @@ class ChatCall:
 
     async def request(self) -> EngineRequest:
         """The conversation through the template and the tokeniser."""
+        await self._state.check_grammar(self._constraint)
         return await self._state.in_worker(self._tokenised)
 
     def _tokenised(self) -> EngineRequest:
         body, frontend = self._body, self._state.frontend
-        params = sampling_params(self._state, body.given_sampling(), None)
+        given = {**body.given_sampling(), "structured_outputs": self._constraint}
+        params = sampling_params(self._state, given, None)
         prompt = frontend.chat_prompt(self._messages, **template_options(body))
         try:
             return frontend.request(

@@ -69,15 +69,18 @@ class CompletionCall:
         }
         self._naming = TokenText(state.frontend.table, body.return_tokens_as_token_ids)
         self._usage = UsageCounter()
+        self._constraint = body.constraint()
 
     async def requests(self) -> Requests:
         """One engine request a prompt, with the prompt's text when it must be echoed."""
+        await self._state.check_grammar(self._constraint)
         return [await self._request(prompt) for prompt in self._body.prompts()]
 
     async def _request(self, prompt: str | list[int]) -> tuple[EngineRequest, str | None]:
         body, state = self._body, self._state
         given = body.given_sampling()
         given["logprobs"] = body.logprobs
+        given["structured_outputs"] = self._constraint
         if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
             given["prompt_logprobs"] = body.logprobs
         if self._candidates > body.n:

@@ -1,0 +1,243 @@
+"""Grammars of answers: compiled beside the engine's loop, followed token by token, and made into masks of a step."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from qiao.engine.request import EngineRequest
+from qiao.engine.sequence import Request, Status
+from qiao.errors import ParameterError, QiaoError
+from qiao.structured_outputs import parser_limits
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+FIELD = "structured_outputs"
+
+MAX_KEPT = 64
+"""Compiled grammars that are kept for the next request."""
+
+MAX_ITEMS = 20_000
+"""Items of the parser for one mask; some tens of milliseconds."""
+
+MAX_LEXER_STATES = 50_000
+"""States of a grammar's automaton, of 1 to 2 kB."""
+
+PAUSE_SECONDS = 0.01
+"""How long a step waits for a grammar where there is nothing else to do."""
+
+_PARALLEL = 4
+"""Masks from which on threads share the work."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """``tokens[i]`` are the bytes of token i, empty for one without text; ``ends`` end a sequence."""
+
+    tokens: Sequence[bytes]
+    special: Sequence[int]
+    ends: Sequence[int]
+
+
+@dataclass
+class _Tools:
+    """What all grammars of one vocabulary share."""
+
+    vocabulary: Vocabulary
+    tokenizer: LLTokenizer
+    executor: LLExecutor
+
+
+class GrammarState:
+    """How far one sequence has come in its grammar.
+
+    The grammar begins once ``after`` has appeared in the answer, at once where it is empty; until then everything is
+    allowed. The state belongs to the sequence and outlives its place in a batch, so preemption does not touch it.
+    """
+
+    def __init__(self, matcher: LLMatcher, tools: _Tools, after: bytes) -> None:
+        self.matcher = matcher
+        self.tools = tools
+        self._after = after
+        self._tail = b""
+        self.begun = not after
+
+    def advance(self, token: int) -> bool:
+        """Take a sampled token. True where the grammar is complete and nothing can follow."""
+        if self.begun:
+            self.matcher.consume_token(token)
+            return self.matcher.is_stopped() and not self.matcher.is_error()
+        tokens = self.tools.vocabulary.tokens
+        tail = self._tail + (tokens[token] if token < len(tokens) else b"")
+        at = tail.find(self._after)
+        if at < 0:
+            self._tail = tail[max(0, len(tail) - len(self._after) + 1) :]
+            return False
+        self.begun = True
+        return self._take_rest(tail[at + len(self._after) :])
+
+    def _take_rest(self, rest: bytes) -> bool:
+        """What stands behind ``after`` in the same token belongs to the grammar where it fits, as spaces need not."""
+        text = rest.decode("utf-8", "ignore").strip()
+        ids = self.tools.tokenizer.greedy_tokenize(text) if text else []
+        if ids and self.matcher.validate_tokens(ids) == len(ids):
+            self.matcher.consume_tokens(ids)
+            return self.matcher.is_stopped()
+        return False
+
+    @property
+    def fault(self) -> str | None:
+        """Why the grammar cannot be followed any further, for example a limit that was hit."""
+        return self.matcher.get_error() if self.matcher.is_error() else None
+
+
+def allowed_tokens(states: Sequence[GrammarState], vocab_size: int) -> npt.NDArray[np.uint8]:
+    """Masks [N, ceil(V / 32) * 4] uint8 of the tokens that may come next, bit i % 8 of byte i // 8 for token i."""
+    from llguidance import numpy as masks
+
+    found = np.zeros((len(states), -(-vocab_size // 32)), np.int32)
+    if len(states) >= _PARALLEL:
+        pairs = [(state.matcher, i) for i, state in enumerate(states)]
+        masks.fill_next_token_bitmask_par(states[0].tools.executor, pairs, found)
+    else:
+        for i, state in enumerate(states):
+            masks.fill_next_token_bitmask(state.matcher, found, i)
+    return found.view(np.uint8)
+
+
+class GrammarCompiler:
+    """Compiles on a thread of its own and keeps the last ``MAX_KEPT`` results. ``vocabulary`` is read when needed."""
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary], vocab_size: int) -> None:
+        self._read = vocabulary
+        self._vocab_size = vocab_size
+        self._tools: _Tools | None = None
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+
+    def submit(self, text: str) -> Future[tuple[LLMatcher, _Tools]]:
+        """A matcher at the start of ``text``, to be copied for each sequence. Fails with ``ParameterError``."""
+        return self._thread.submit(self._compile, text)
+
+    def _compile(self, text: str) -> tuple[LLMatcher, _Tools]:
+        from llguidance import LLMatcher
+
+        tools = self._tools = self._tools or self._make_tools()
+        found = self._kept.get(text)
+        if found is None:
+            limits = parser_limits(step_max_items=MAX_ITEMS, max_lexer_states=MAX_LEXER_STATES)
+            found = LLMatcher(tools.tokenizer, text, log_level=0, limits=limits)
+            if not found.is_error():
+                found.deep_copy().compute_bitmask()  # the first mask is the most work: not in a step
+            if found.is_error():
+                raise ParameterError(FIELD, f"cannot be enforced: {found.get_error()}")
+            self._kept[text] = found
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(text)
+        return found, tools
+
+    def _make_tools(self) -> _Tools:
+        from llguidance import LLExecutor, LLTokenizer, TokenizerWrapper
+
+        vocabulary = self._read()
+        if not vocabulary.ends:
+            raise ParameterError(FIELD, "needs a model with an end token; this one names none")
+        tokenizer = LLTokenizer(
+            TokenizerWrapper(_Encoder(vocabulary)), n_vocab=self._vocab_size, eos_token=list(vocabulary.ends)
+        )
+        return _Tools(vocabulary, tokenizer, LLExecutor(max(1, min(8, (os.cpu_count() or 1) // 2))))
+
+
+class _Encoder:
+    """A vocabulary in the form that the library asks for. Text that a grammar forces is cut into the longest tokens."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.ends[0]
+        self.bos_token_id = None
+        self.tokens = list(vocabulary.tokens)
+        self.special_token_ids = list(vocabulary.special)
+        special = {*vocabulary.special, *vocabulary.ends}
+        self._ids = {token: i for i, token in enumerate(vocabulary.tokens) if token and i not in special}
+        self._longest = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        data = text.encode() if isinstance(text, str) else text
+        found, at = [], 0
+        while at < len(data):
+            ends = range(min(len(data), at + self._longest), at, -1)
+            end = next((e for e in ends if data[at:e] in self._ids), None)
+            if end is None:
+                break  # bytes without a token: nothing is forced from here on
+            found.append(self._ids[data[at:end]])
+            at = end
+        return found
+
+
+@dataclass
+class _Waiting:
+    request: Request
+    after: bytes
+    future: Future[tuple[LLMatcher, _Tools]]
+    aborted: set[int] = field(default_factory=set)
+
+
+class GrammarQueue:
+    """Requests whose grammar is being compiled."""
+
+    def __init__(self, compiler: GrammarCompiler | None) -> None:
+        self._compiler = compiler
+        self._waiting: dict[str, _Waiting] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: Request, source: EngineRequest) -> None:
+        """Compile the grammar of ``source``. Raises ``ParameterError`` where the engine has no vocabulary."""
+        if self._compiler is None:
+            raise ParameterError(FIELD, "is not available: this engine was built without a vocabulary")
+        future = self._compiler.submit(source.grammar)
+        self._waiting[request.id] = _Waiting(request, source.grammar_after.encode(), future)
+
+    def abort(self, request_id: str, index: int | None) -> bool:
+        """Note the end of a request, or of its sequence ``index``. False where the rest is left to the caller, because
+        ``request_id`` does not wait here, or no longer.
+        """
+        if request_id not in self._waiting:
+            return False
+        if index is None:
+            self._waiting.pop(request_id).future.cancel()
+            return False
+        self._waiting[request_id].aborted.add(index)
+        return True
+
+    def take(self, wait: bool) -> list[tuple[Request, set[int], QiaoError | None]]:
+        """Requests that are ready, each with the sequences that ended meanwhile, or with why it cannot be served.
+
+        With ``wait``, waits a moment where none is.
+        """
+        if wait and self._waiting:
+            wait_for([one.future for one in self._waiting.values()], PAUSE_SECONDS, "FIRST_COMPLETED")
+        ready = [one for one in self._waiting.values() if one.future.done()]
+        return [self._started(self._waiting.pop(one.request.id)) for one in ready]
+
+    @staticmethod
+    def _started(one: _Waiting) -> tuple[Request, set[int], QiaoError | None]:
+        error = one.future.exception()
+        if error is not None:
+            known = error if isinstance(error, QiaoError) else ParameterError(FIELD, f"cannot be compiled: {error}")
+            return one.request, one.aborted, known
+        matcher, tools = one.future.result()
+        for seq in one.request.sequences:
+            if seq.status is not Status.FINISHED:
+                seq.grammar = GrammarState(matcher.deep_copy(), tools, one.after)
+        return one.request, one.aborted, None
