@@ -193,6 +193,19 @@ def test_the_end_of_the_grammar_ends_the_answer(shared: Engine) -> None:
     assert [results.reasons[n, 0] for n in ("plain", "more", "endless", "cut")] == ["stop", "stop", "stop", "length"]
 
 
+def test_what_comes_before_the_marker_is_free(shared: Engine) -> None:
+    mark = TEXT.tokens.index(b"!")
+    asked = [ask(f"a{i}", [i], after="!", regex="[a-z]{3}", seed=i, logit_bias={mark: 2.0}) for i in range(6)]
+    results = finished(shared, *asked)
+    befores = []
+    for (name, _), tokens in results.tokens.items():
+        before, _, after = text_of(tokens).partition("!")
+        befores.append(before)
+        if results.reasons[name, 0] == "stop" and tokens[-1] != EOS:
+            assert re.fullmatch("[a-z]{3}", after)
+    assert any(re.search("[^a-z]", before) for before in befores)
+
+
 def test_where_nothing_is_left_the_request_fails_alone(shared: Engine) -> None:
     a, b = (TEXT.tokens.index(c) for c in (b"a", b"b"))
     results = finished(shared, ask("bad", regex="a+", allowed_token_ids=[b]), ask("good", regex="a", logit_bias={a: 1}))

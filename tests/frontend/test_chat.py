@@ -175,3 +175,22 @@ def test_a_template_from_a_file_or_as_text(bytetok: Any, tmp_path: Path) -> None
 
 def test_a_request_own_template(chatml: ChatRenderer) -> None:
     assert chatml.render([USER], chat_template="own {{ messages[0].content }}") == "own hi"
+
+
+LOOPS = "{% for m in messages %}{% for part in m['content'] %}{{ part.text }};{% endfor %}{% endfor %}"
+BOTH = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}" + LOOPS + "{% endif %}{% endfor %}"
+)
+
+
+def test_the_format_of_contents_follows_the_template(bytetok: Any) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    for source, content_format, expected in (
+        (LOOPS, "auto", "a;b;"),
+        (LOOPS, "openai", "a;b;"),
+        (BOTH, "auto", "ab"),
+        ("{{ messages[0].content }}", "auto", "ab"),
+        ("{{ messages[0].content|length }}", "openai", "2"),
+    ):
+        assert ChatRenderer(bytetok, source).render(parts, content_format=content_format) == expected
+    assert ChatRenderer(bytetok, LOOPS).render([{"role": "user", "content": "ab"}]) == "ab;"

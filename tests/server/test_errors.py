@@ -122,7 +122,7 @@ def parts(kind: str) -> dict[str, Any]:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": 3}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 50}, "top_logprobs"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"stop_token_ids": list(range(320)), "min_tokens": 1}, "stop_token_ids"),

@@ -1,7 +1,8 @@
 """A scripted engine that runs in a real engine process, so that transport and server are tested without a model.
 
 The next token depends on the last one only, through a table given in ``EngineArgs.hf_overrides``; a request's
-``cache_salt`` names the table. Start it with ``HostOptions(module="tests.support.server")``.
+``cache_salt`` names the table, or a text of ``texts`` that is the answer to any prompt. Start it with
+``HostOptions(module="tests.support.server")``.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class ScriptedEngine:
     def __init__(self, args: EngineArgs) -> None:
         given = {"": args.hf_overrides.get("table", {}), **args.hf_overrides.get("tables", {})}
         self.tables = {name: {int(k): int(v) for k, v in table.items()} for name, table in given.items()}
+        self.texts = {name: text.encode() for name, text in args.hf_overrides.get("texts", {}).items()}
         self.pause = float(args.hf_overrides.get("pause", 0.0))
         self.limit = args.max_num_seqs
         self.requests: dict[str, EngineRequest] = {}
@@ -91,7 +93,11 @@ class ScriptedEngine:
             self.abort([request_id])
             return SequenceOutput(request_id=request_id, finish_reason="error", error="operator attention raised: boom")
         made, params = self.made[request_id, index], request.params
-        token = self.tables[request.cache_salt].get((request.prompt_token_ids + made)[-1], EOS)
+        text = self.texts.get(request.cache_salt)
+        if text is not None:
+            token = text[len(made)] if len(made) < len(text) else EOS
+        else:
+            token = self.tables[request.cache_salt].get((request.prompt_token_ids + made)[-1], EOS)
         made.append(token)
         self.totals.generation_tokens += 1
         reason, stop_reason = None, None

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from qiao.loading.text_tokenizer import AnyTokenizer
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "thinking")
+_CONTENT = r"""(?:\[\s*['"]content['"]\s*\]|\.content\b)"""
+_LOOP = re.compile(r"\bfor\s+\w+\s+in\s+\w+" + _CONTENT)
+_TEXT_CASE = re.compile(_CONTENT + r"\s+is\s+string")
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks where the last message ends, however the template treats spaces (transformers' device)."""
 
@@ -54,15 +57,16 @@ class ChatRenderer:
         """The prompt's text, special tokens included: tokenize it without adding any.
 
         Text parts of a message are joined without a separator, for every role; with ``content_format`` "openai" the
-        template receives them as a list. ``variables`` go to the template too. Raises ``ParameterError`` naming the
-        field.
+        template receives them as a list, with "auto" where it is written for lists alone. ``variables`` go to the
+        template too. Raises ``ParameterError`` naming the field.
         """
         if continue_final_message and add_generation_prompt:
             raise ParameterError("continue_final_message", "excludes add_generation_prompt; set that to false")
         if content_format not in ("auto", "string", "openai"):
             raise ParameterError("chat_template_content_format", f"auto, string or openai, got {content_format!r}")
         source = chat_template if chat_template is not None else self._source(bool(tools))
-        chat = normalise_messages(messages, keep_parts=content_format == "openai")
+        keeps = wants_parts(source) if content_format == "auto" else content_format == "openai"
+        chat = normalise_messages(messages, keep_parts=keeps)
         if "developer" not in source:
             for message in chat:
                 if message["role"] == "developer":
@@ -111,6 +115,11 @@ def read_template(text: str) -> str:
         raise ParameterError(
             "chat_template", f"{text!r} is neither a template nor a readable file ({error})"
         ) from error
+
+
+def wants_parts(source: str) -> bool:
+    """Whether a template goes through the parts of a content and has no case for a content that is text."""
+    return bool(_LOOP.search(source)) and not _TEXT_CASE.search(source)
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]], keep_parts: bool = False) -> list[dict[str, Any]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from qiao.errors import ParameterError
 from qiao.observability.logs import LEVELS
+
+CONTENT_FORMATS = ("auto", "string", "openai")
 
 KEY_VARIABLES = ("QIAO_API_KEY", "VLLM_API_KEY")
 """Environment variables that hold a key when no ``--api-key`` is given."""
@@ -41,6 +44,11 @@ class ServerArgs:
     shutdown_timeout: float = 30.0
     max_body_bytes: int = 32 * 1024 * 1024
     response_role: str = "assistant"
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    chat_template_content_format: str = "auto"
+    default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -55,12 +63,27 @@ class ServerArgs:
             raise ParameterError("shutdown_timeout", f"must not be negative, got {self.shutdown_timeout}")
         if self.max_body_bytes < 1:
             raise ParameterError("max_body_bytes", f"must be at least 1, got {self.max_body_bytes}")
+        self._check_parsers()
         if self.uvicorn_log_level not in LEVELS:
             raise ParameterError("uvicorn_log_level", f"must be one of {', '.join(LEVELS)}")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ParameterError("ssl_certfile", "a certificate and its key go together: give ssl_keyfile too")
         if self.ssl_ca_certs and not self.ssl_certfile:
             raise ParameterError("ssl_ca_certs", "clients show certificates over TLS only; give ssl_certfile too")
+
+    def _check_parsers(self) -> None:
+        if self.chat_template_content_format not in CONTENT_FORMATS:
+            raise ParameterError("chat_template_content_format", f"must be one of {', '.join(CONTENT_FORMATS)}")
+        if self.enable_auto_tool_choice and not self.tool_call_parser:
+            raise ParameterError("enable_auto_tool_choice", "needs tool_call_parser, the form of the model's calls")
+        if self.tool_call_parser is None and self.reasoning_parser is None:
+            return
+        from qiao.answers import REASONING_PARSERS, TOOL_PARSERS
+
+        for name, known in (("tool_call_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise ParameterError(name, f"must be one of {', '.join(sorted(known))}, got {value!r}")
 
     def __repr__(self) -> str:
         hidden = "***" if self.api_key else "none"

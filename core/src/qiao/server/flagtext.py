@@ -62,4 +62,9 @@ FLAG_TEXT: Mapping[str, str] = {
     "shutdown_timeout": "seconds that SIGTERM lets running requests go on",
     "max_body_bytes": "largest request body",
     "response_role": "role of chat answers",
+    "enable_auto_tool_choice": "let the model decide whether to call tools; needs --tool-call-parser",
+    "tool_call_parser": "form of the model's calls: hermes, qwen3, llama3_json, deepseek_v3, glm45, mistral, json...",
+    "reasoning_parser": "form of the model's reasoning: deepseek_r1, qwen3 or glm45",
+    "chat_template_content_format": "what the template gets: string, openai (a list of parts), or auto (by its text)",
+    "default_chat_template_kwargs": "variables of the chat template where a request sets none",
 }

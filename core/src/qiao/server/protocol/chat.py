@@ -18,6 +18,7 @@ from qiao.server.protocol.common import (
     Usage,
     asked,
 )
+from qiao.server.protocol.tools import AnsweredCall, CallChunk, read_choice, read_tools
 
 MAX_MESSAGES = 10_000
 
@@ -71,6 +72,8 @@ class ChatRequest(SamplingFields):
     reasoning_effort: str | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool = True
 
     @classmethod
     def refused_fields(cls) -> Mapping[str, Refusal]:
@@ -79,10 +82,7 @@ class ChatRequest(SamplingFields):
 
     @model_validator(mode="after")
     def _check_chat(self) -> ChatRequest:
-        if self.tools and self.tool_choice != "none":
-            raise ParameterError("tools", "tool calls are not supported by this server yet; leave it out")
-        if not self.tools and self.tool_choice not in (None, "none", "auto"):
-            raise ParameterError("tool_choice", "tool calls are not supported by this server yet; leave it out")
+        read_choice(self.tool_choice, read_tools(self.tools))
         if self.top_logprobs and not self.logprobs:
             raise ParameterError("top_logprobs", "needs logprobs=true")
         if (
@@ -124,11 +124,14 @@ class ChatLogprobs(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """The answer."""
+    """The answer. ``reasoning`` is also there under its old name."""
 
     role: str
     content: str | None
     refusal: None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[AnsweredCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -161,6 +164,9 @@ class Delta(BaseModel):
 
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallChunk] | None = None
 
 
 class ChunkChoice(BaseModel):

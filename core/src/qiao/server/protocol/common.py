@@ -158,7 +158,7 @@ SAMPLING_NAMES = (
 """Fields that go to ``SamplingParams`` under their own name."""
 
 
-FinishReason = Literal["stop", "length", "abort", "error"] | None
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"] | None
 """Why an answer ended; null while it goes on."""
 
 

@@ -10,10 +10,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from qiao.answers import AnswerParser, CallDelta, Parts
 from qiao.engine.request import EngineRequest
 from qiao.errors import ParameterError
 from qiao.outputs import CompletionOutput, RequestOutput
+from qiao.server.args import ServerArgs
 from qiao.server.body import StrictRoute
+from qiao.server.chat_plan import ChatPlan
 from qiao.server.generation import run
 from qiao.server.logprobs import TokenText, chat_logprobs, prompt_logprobs
 from qiao.server.protocol.chat import (
@@ -26,6 +29,7 @@ from qiao.server.protocol.chat import (
     ChunkChoice,
     Delta,
 )
+from qiao.server.protocol.tools import AnsweredCall, CallChunk, FunctionCall, FunctionDelta
 from qiao.server.routes.shared import (
     ERRORS,
     FINGERPRINT,
@@ -55,13 +59,15 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     return json_answer(await unless_gone(request.receive, call.collect(engine_request)))
 
 
-def template_options(body: ChatRequest) -> dict[str, Any]:
+def template_options(body: ChatRequest, plan: ChatPlan, args: ServerArgs) -> dict[str, Any]:
     """What the chat template gets beside the messages."""
-    extra = dict(body.chat_template_kwargs or {})
+    extra = plan.template_kwargs
     if body.reasoning_effort is not None:
         extra.setdefault("reasoning_effort", body.reasoning_effort)
     return {
         "chat_template_kwargs": extra,
+        "content_format": args.chat_template_content_format,
+        "tools": plan.tools,
         "continue_final_message": body.continue_final_message,
         "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
     }
@@ -81,7 +87,7 @@ class ChatCall:
         }
         self._naming = TokenText(state.frontend.table, body.return_tokens_as_token_ids)
         self._usage = UsageCounter()
-        self._constraint = body.constraint()
+        self._plan = ChatPlan(body, state.server_args)
         self._messages = [message.plain() for message in body.messages]
         last = body.messages[-1]
         self._role = state.server_args.response_role if body.add_generation_prompt else last.role
@@ -90,14 +96,17 @@ class ChatCall:
 
     async def request(self) -> EngineRequest:
         """The conversation through the template and the tokeniser."""
-        await self._state.check_grammar(self._constraint)
+        await self._state.check_grammar(self._plan.constraint)
         return await self._state.in_worker(self._tokenised)
 
     def _tokenised(self) -> EngineRequest:
         body, frontend = self._body, self._state.frontend
-        given = {**body.given_sampling(), "structured_outputs": self._constraint}
+        given = {**body.given_sampling(), "structured_outputs": self._plan.constraint}
+        if self._plan.shows_special_tokens:
+            given.setdefault("skip_special_tokens", False)
         params = sampling_params(self._state, given, None)
-        prompt = frontend.chat_prompt(self._messages, **template_options(body))
+        prompt = frontend.chat_prompt(self._messages, **template_options(body, self._plan, self._state.server_args))
+        self._plan.begin(prompt)
         try:
             return frontend.request(
                 prompt,
@@ -106,6 +115,7 @@ class ChatCall:
                 priority=body.priority,
                 cache_salt=body.cache_salt,
                 add_special_tokens=body.add_special_tokens,
+                grammar_after=self._plan.grammar_after,
             )
         except ParameterError as error:
             if error.field == "logprobs":  # the number has another name here
@@ -130,17 +140,40 @@ class ChatCall:
         return response
 
     def _choice(self, answer: CompletionOutput) -> ChatChoice:
-        message = AssistantMessage(role=self._role, content=self._echo + answer.text, refusal=None)
+        parts = Parts(content=answer.text)
+        if not self._plan.plain:
+            parser = self._plan.parser()
+            parts = parser.push(answer.text)
+            parts.add(parser.finish())
         choice = ChatChoice(
             index=answer.index,
-            message=message,
+            message=self._message(parts),
             logprobs=self._logprobs(answer, 0),
-            finish_reason=finish_reason(answer),
+            finish_reason="tool_calls" if parts.calls and answer.finish_reason == "stop" else finish_reason(answer),
             stop_reason=answer.stop_reason,
         )
         if self._body.return_token_ids:
             choice.token_ids = list(answer.token_ids)
         return choice
+
+    def _message(self, parts: Parts) -> AssistantMessage:
+        content = self._echo + parts.content
+        message = AssistantMessage(role=self._role, content=content, refusal=None)
+        if not content and (parts.calls or self._plan.reasons):
+            message.content = None
+        if self._plan.reasons:
+            shown = parts.reasoning if self._body.include_reasoning else ""
+            message.reasoning = message.reasoning_content = shown or None
+        if parts.calls:
+            message.tool_calls = [
+                AnsweredCall(
+                    id=call.id or "",
+                    type="function",
+                    function=FunctionCall(name=call.name or "", arguments=call.arguments),
+                )
+                for call in parts.calls
+            ]
+        return message
 
     def _logprobs(self, answer: CompletionOutput, start: int) -> ChatLogprobs | None:
         if not self._body.logprobs:
@@ -153,7 +186,8 @@ class ChatCall:
         last, each = wants_usage(self._body.stream_options, self._state.server_args.enable_force_include_usage)
         sent = [Sent(self._shows_tokens) for _ in range(request.params.n)]
         events = [self._text_events(index, last) for index in range(request.params.n)]
-        plain = not (each or self._shows_tokens)
+        plain = not (each or self._shows_tokens) and self._plan.plain
+        parsers = [self._plan.parser() for _ in range(0 if self._plan.plain else request.params.n)]
         opened = False
         with counted(self._state):
             async with aclosing(run(self._state, request, None)) as results:
@@ -170,7 +204,9 @@ class ChatCall:
                                 progress.advance(answer)
                                 yield events[answer.index].fill(text)
                         elif progress.has_news(answer):
-                            yield self._event(self._news(answer, progress), last, each)
+                            news = self._news(answer, progress, parsers[answer.index] if parsers else None)
+                            if news is not None:
+                                yield self._event(news, last, each)
         if last:
             usage = self._usage.total()
             yield event(ChatChunk(**self._base, object="chat.completion.chunk", choices=[], usage=usage))
@@ -200,13 +236,24 @@ class ChatCall:
             chunk.prompt_token_ids = list(opening.prompt_token_ids)
         return event(chunk)
 
-    def _news(self, answer: CompletionOutput, sent: Sent) -> ChunkChoice:
-        text = sent.text(answer)
+    def _news(self, answer: CompletionOutput, sent: Sent, parser: AnswerParser | None) -> ChunkChoice | None:
+        """The next chunk of ``answer``, None where the parser keeps all that is new."""
+        text, ended = sent.text(answer), answer.finish_reason is not None
+        delta = Delta(content=text) if text or self._shows_tokens else Delta()
+        if parser is not None:
+            parts = parser.push(text)
+            if ended:
+                parts.add(parser.finish())
+            delta = self._delta(parts)
+            if not (delta.model_fields_set or ended or self._shows_tokens):
+                sent.advance(answer)
+                return None
+        calls = parser is not None and parser.calls > 0
         choice = ChunkChoice(
             index=answer.index,
-            delta=Delta(content=text) if text or self._shows_tokens else Delta(),
+            delta=delta,
             logprobs=self._logprobs(answer, sent.tokens),
-            finish_reason=finish_reason(answer),
+            finish_reason="tool_calls" if calls and answer.finish_reason == "stop" else finish_reason(answer),
         )
         if answer.finish_reason is not None:
             choice.stop_reason = answer.stop_reason
@@ -214,3 +261,20 @@ class ChatCall:
             choice.token_ids = list(answer.token_ids[sent.tokens :])
         sent.advance(answer)
         return choice
+
+    def _delta(self, parts: Parts) -> Delta:
+        delta = Delta()
+        if parts.content:
+            delta.content = parts.content
+        if parts.reasoning and self._body.include_reasoning:
+            delta.reasoning = delta.reasoning_content = parts.reasoning
+        if parts.calls:
+            delta.tool_calls = [_call_chunk(call) for call in parts.calls]
+        return delta
+
+
+def _call_chunk(call: CallDelta) -> CallChunk:
+    if call.id is None:
+        return CallChunk(index=call.index, function=FunctionDelta(arguments=call.arguments))
+    function = FunctionDelta(name=call.name, arguments=call.arguments)
+    return CallChunk(index=call.index, id=call.id, type="function", function=function)
