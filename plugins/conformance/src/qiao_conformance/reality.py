@@ -106,6 +106,7 @@ def run(settings: Mapping[str, Any], backend: Backend, plan: Plan) -> list[list[
         num_blocks=16,
         block_size=plan.block_size,
         vocab_size=VOCAB,
+        dtype=getattr(torch, settings["torch_dtype"]),
         max_model_len=64,
         max_num_seqs=4,
         max_num_batched_tokens=16,

@@ -1,0 +1,67 @@
+"""The stand-in, made once, and code that runs on it in a process of its own: torch has one slot for a backend."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parents[1]
+SITE = HERE / ".stand_in" / "site"
+Runner = Callable[..., str]
+
+
+def make(*arguments: str) -> None:
+    """Run ``make.py``; skips where torch-npu or a compiler cannot be had."""
+    command = [sys.executable, str(HERE / "stand_in" / "make.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"no stand-in: {done.stderr.strip().splitlines()[-1]}")
+
+
+@pytest.fixture(scope="session")
+def stand_in() -> Path:
+    """The folder that ``make.py`` made."""
+    make()
+    return HERE / ".stand_in"
+
+
+def environment(folder: Path, soc: str, **more: str) -> dict[str, str]:
+    """As ``conformance.toml`` has it."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("QIAO_", "CANN_", "ASCEND_"))}
+    install = folder / "install"
+    paths = [SITE, HERE / "stand_in", HERE / "src", *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "CANN_STUB_SOC": soc,
+        "QIAO_ASCEND_STAND_IN": str(folder),
+        "ASCEND_HOME_PATH": str(install / "cann"),
+        "ASCEND_OPP_PATH": str(install / "cann" / "opp"),
+        "ATB_HOME_PATH": str(install / "nnal"),
+        "ASCEND_DRIVER_PATH": str(install / "driver"),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "TASK_QUEUE_ENABLE": "0",
+        "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
+
+
+@pytest.fixture
+def run(stand_in: Path) -> Runner:
+    """``run(code, soc, folder, **environment)``: what the code printed; its failure is the test's."""
+
+    def call(code: str, soc: str = "Ascend910B3", folder: Path = stand_in, **more: str) -> str:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment(folder, soc, **more), timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        return done.stdout
+
+    return call

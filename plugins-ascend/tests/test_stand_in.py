@@ -1,0 +1,202 @@
+"""The plugin on the real torch_npu over stand-in libraries of CANN."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+CASES = """
+from itertools import islice
+import qiao_ascend, qiao_reference
+from qiao.contract.cases import cases
+from qiao.registry import backend_of
+from qiao_conformance import kit
+from qiao_conformance.target import Target
+backend = backend_of(qiao_ascend, "ascend", host=backend_of(qiao_reference, "reference"))
+target = Target("ascend", backend.hooks, backend.device, backend.capabilities)
+print(backend.device.chip, *backend.capabilities.dtypes, *backend.capabilities.schemes)
+for hook in target.hooks:
+    for case in islice(cases(hook, target.capabilities), 0, None, 4):
+        kit.check_case(target, case)
+kit.test_out_of_memory(target)
+"""
+
+A2 = {
+    *("AddRmsNorm", "DynamicQuantV2", "FusedInferAttentionScoreV2", "GroupedMatmulV5", "Matmul", "QuantMatmulV5"),
+    *("MoeGatingTopKSoftmax", "RmsNorm", "RotaryPositionEmbeddingV2", "ScatterPaKvCache", "Sort", "SwiGlu"),
+    *("WeightQuantBatchMatmulV2",),
+}
+
+
+def traced(file: Path) -> set[str]:
+    """Names of the kernels that were launched, with the route of those that are not aclnn's."""
+    names = {line.split()[0] for line in file.read_text().splitlines()}
+    return {name.removeprefix("aclnn").removesuffix("GetWorkspaceSize") for name in names}
+
+
+@pytest.mark.parametrize(
+    ("soc", "said", "kernels"),
+    [
+        ("Ascend910B3", "bfloat16 float16 dense w4a16 w8a16 w8a8", A2),
+        ("Ascend910_9391", "bfloat16 float16 dense w4a16 w8a16 w8a8", A2),
+        (
+            "Ascend310P3",
+            "float16 dense w4a16 w8a16",
+            {"atb:PagedAttention", "atb:ReshapeAndCache", "aclop:RmsNorm", "aclop:RotaryMul", "aclop:AddRmsNorm"},
+        ),
+    ],
+)
+def test_cases_on_each_chip(run, tmp_path, soc, said, kernels) -> None:
+    trace = tmp_path / "trace"
+    assert run(CASES, soc, CANN_STUB_TRACE=str(trace)).strip() == f"{soc} {said}"
+    assert kernels <= traced(trace)
+    fused = {name for name in traced(trace) if name.startswith(("FusedInfer", "ScatterPa", "DynamicQuant"))}
+    assert bool(fused) == (soc != "Ascend310P3")
+
+
+RULES = """
+import pytest, torch, torch_npu
+def broken(words, function, *args, **options):
+    with pytest.raises(RuntimeError, match=words):
+        function(*args, **options)
+def on(*shape, dtype=torch.float16):
+    return torch.zeros(*shape).to(dtype).to("npu")
+x = on(4, 2, 64)
+cache = on(3, 128, 2, 64)
+slots = on(4, dtype=torch.int32)
+slots.copy_(torch.arange(4))
+write = torch_npu.npu_scatter_pa_kv_cache
+write(x, x, cache, cache.clone(), slots, cache_mode="Norm")
+broken("cache_mode is Norm", write, x, x, cache, cache, slots)
+broken("slots from 0", write, x, x, cache, cache, slots - 1, cache_mode="Norm")
+broken("one dtype", write, x, x, on(3, 128, 2, 64, dtype=torch.bfloat16), cache, slots, cache_mode="Norm")
+flat = cache.view(3, 128, -1)
+mask = torch.ones(2048, 2048, dtype=torch.int8, device="npu").triu_(1)
+good = dict(atten_mask=mask, actual_seq_lengths=[4], actual_seq_lengths_kv=[4], num_heads=2, num_key_value_heads=2,
+    block_table=slots[None], block_size=128, input_layout="TND", sparse_mode=3)
+fia = torch_npu.npu_fused_infer_attention_score
+fia(x, flat, flat, **good)
+broken("number of queries", fia, x, flat, flat, **{**good, "actual_seq_lengths": [3]})
+broken("561002.*heads of 64", fia, on(4, 2, 80), on(3, 128, 160), on(3, 128, 160), **good)
+broken("2048 by 2048", fia, x, flat, flat, **{**good, "atten_mask": None})
+product = torch_npu.npu_weight_quant_batchmatmul
+row, codes = on(2, 128), on(128, 16, dtype=torch.int8)
+product(row, codes, on(4, 16), antiquant_group_size=32)
+broken("one dtype", product, row, codes, on(4, 16, dtype=torch.float32), antiquant_group_size=32)
+broken("group", product, row, codes, on(8, 16), antiquant_group_size=16)  # torch_npu's own check
+broken("bias of torch.float32", product, row.bfloat16(), codes, on(16).bfloat16(), bias=on(16).bfloat16())
+print("ok")
+"""
+
+
+def test_the_stand_in_keeps_the_documented_rules(run) -> None:
+    assert run(RULES).strip() == "ok"
+
+
+PLAN = """
+import qiao_ascend, qiao_reference, torch
+from qiao.models import describe
+from qiao.registry import FallbackCounters, Policy, backend_of, confirm, make_plan
+from qiao_conformance import reality
+backend = backend_of(qiao_ascend, "ascend", host=backend_of(qiao_reference, "reference"))
+shape = describe(reality.config(backend.capabilities))
+plan, table = confirm(make_plan(shape, backend, Policy.parse("allow")), backend, FallbackCounters())
+print(sorted(row.operator for row in plan.fallback_rows))
+print(sorted(plan.failed))
+print(*(reason.splitlines()[0] for reason in plan.failed.values()), sep="|")
+"""
+
+
+def planned(run, *args, **environment) -> tuple[str, str, str]:
+    """(operators on the host, operators that failed, what they said)."""
+    return tuple(run(PLAN, *args, **environment).splitlines()[:3])
+
+
+KV = "['allocate_kv', 'attention', 'copy_blocks', 'prepare_attention', 'swap_blocks', 'write_kv']"
+
+
+def test_without_faults_nothing_is_on_the_host(run) -> None:
+    assert planned(run) == ("[]", "[]", "")
+    assert planned(run, "Ascend310P3") == ("[]", "[]", "")
+
+
+def older(stand_in: Path, tmp_path: Path, *kernels: str) -> Path:
+    """A CANN that lacks ``kernels``."""
+    from .conftest import SITE, make
+
+    make("--folder", str(tmp_path), "--site", str(SITE), *(x for k in kernels for x in ("--without", k)))
+    return tmp_path
+
+
+def test_an_older_cann_lacks_kernels(run, stand_in, tmp_path) -> None:
+    folder = older(stand_in, tmp_path, "aclnnAddRmsNorm", "aclnnFusedInferAttentionScoreV2")
+    host, failed, said = planned(run, folder=folder)
+    assert (host, failed) == (KV, "['add_rms_norm', 'attention']")
+    assert "aclnnFusedInferAttentionScoreV2" in said and "aclnnAddRmsNorm" in said
+
+
+def test_refused_kernels(run) -> None:
+    host, failed, said = planned(run, CANN_STUB_FAIL="aclnnSwiGlu=561103,aclnnMatmul=161002,aclnnSort=561002")
+    assert host == "['apply_penalties', 'logprobs', 'matmul', 'pack_weight', 'sample']"
+    assert failed == "['matmul', 'sample', 'silu_mul']"
+    assert "161002" in said and "561103" in said and "561002" in said
+
+
+def test_without_atb_a_310p_keeps_its_cache_on_the_host(run, stand_in, tmp_path) -> None:
+    for part in ("lib", "install"):
+        (tmp_path / part).mkdir()
+    for file in (stand_in / "lib").glob("lib*.so"):
+        if file.name != "libatb.so":
+            (tmp_path / "lib" / file.name).symlink_to(file)
+    (tmp_path / "install").rmdir()
+    (tmp_path / "install").symlink_to(stand_in / "install")
+    host, failed, said = planned(run, "Ascend310P3", tmp_path)
+    assert (host, failed) == (KV, "['write_kv']")
+    assert re.search(r"nnal package is installed", said)
+    assert planned(run, "Ascend910B3", tmp_path) == ("[]", "[]", "")
+
+
+STATES = """
+import qiao_ascend
+print([info.name for info in qiao_ascend.probe_devices()])
+"""
+
+
+def test_no_device(run) -> None:
+    assert run(STATES, CANN_STUB_DEVICES="2").strip() == "['ascend:0', 'ascend:1']"
+    assert run(STATES, CANN_STUB_DEVICES="0").strip() == "[]"
+
+
+REFUSED = """
+import qiao_ascend
+try:
+    qiao_ascend.probe_devices()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_what_cannot_be_used_is_said(run, stand_in, tmp_path) -> None:
+    assert "libhccl.so" in (said := run(REFUSED, QIAO_ASCEND_STAND_IN="")) and "set_env.sh" in said
+    assert "no profile of Ascend910A" in run(REFUSED, "Ascend910A")
+    (tmp_path / "version.info").write_text("Ascend-cann-atb : 8.5.0\n")
+    (tmp_path / "cann").mkdir()
+    (tmp_path / "cann" / "version.cfg").write_text("version=8.3.RC1\n")
+    said = run(REFUSED, ATB_HOME_PATH=str(tmp_path), ASCEND_HOME_PATH=str(tmp_path / "cann"))
+    assert said.startswith("NNAL 8.5.0 is wrong for CANN 8.3.RC1")
+
+
+QUIET = """
+import sys, qiao_ascend, torch
+sys.path = [p for p in sys.path if not p.endswith("site")]
+assert qiao_ascend.probe_devices() == []
+assert "bfloat16" in qiao_ascend.capabilities("").dtypes
+assert "torch_npu" not in sys.modules
+print("ok")
+"""
+
+
+def test_without_torch_npu_there_is_no_device_and_no_error(run) -> None:
+    assert run(QUIET).strip() == "ok"
