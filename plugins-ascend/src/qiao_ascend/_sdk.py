@@ -57,6 +57,17 @@ def operation(name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
+def atb(name: str) -> Callable[..., Any]:
+    """ATB's operation ``name``; raises ``NotImplementedError`` where torch_npu could not load ATB, which is in NNAL."""
+    function = operation(name)
+    if not hasattr(torch.ops.atb, name):
+        release = f" {found().cann}" if found().cann else ""
+        raise NotImplementedError(
+            f"ATB (libatb.so) is not there: install NNAL{release}, the release of CANN, and source its set_env.sh"
+        )
+    return function
+
+
 def nz_empty(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
     """Memory in the format NZ; ``shape`` names the fractals itself: its last two dimensions are rows and 16."""
     made = operation("empty_with_format")(list(shape), dtype=dtype, device=torch.device(device), acl_format=NZ)

@@ -21,7 +21,7 @@ def write(
     key: torch.Tensor, value: torch.Tensor, key_memory: torch.Tensor, value_memory: torch.Tensor, slots: torch.Tensor
 ) -> None:
     """``_npu_reshape_and_cache``."""
-    _sdk.operation("_npu_reshape_and_cache")(key, value, key_memory, value_memory, slots)
+    _sdk.atb("_npu_reshape_and_cache")(key, value, key_memory, value_memory, slots)
 
 
 def attend(
@@ -35,12 +35,12 @@ def attend(
     """Decodes by ``_npu_paged_attention``; other batches, and windows, by its split-fuse form with a mask."""
     out, heads = torch.empty_like(rows), rows.shape[1]
     if metadata.decode_only and sliding_window <= 0:
-        _sdk.operation("_npu_paged_attention")(
+        _sdk.atb("_npu_paged_attention")(
             rows, cache.key, cache.value, kv_heads, heads, scale, metadata.block_tables, metadata.seq_lens, out
         )
         return out
     query_lens = torch.tensor(metadata.query_lens, dtype=torch.int32)  # the kernel's tiling reads it on the host
-    _sdk.operation("_npu_paged_attention_splitfuse")(
+    _sdk.atb("_npu_paged_attention_splitfuse")(
         rows,
         cache.key,
         cache.value,
