@@ -54,7 +54,7 @@ def test_arguments_without_meaning_are_accepted_with_a_warning(caplog: pytest.Lo
         {"enable_lora": True},
         {"speculative_config": {"model": "x"}},
         {"kv_cache_dtype": "fp8"},
-        {"runner": "pooling"},
+        {"runner": "draft"},
         {"logits_processors": ["x"]},
         {"cpu_offload_gb": 4},
     ],

@@ -297,7 +297,7 @@ def test_a_kernel_that_raises_fails_the_call_and_leaves_the_engine_clean(
     assert llm.generate("ab", GREEDY)[0].finished
 
 
-@pytest.mark.parametrize("name", ["encode", "embed", "classify", "score", "reward", "sleep", "wake_up", "apply_model"])
+@pytest.mark.parametrize("name", ["encode", "classify", "reward", "sleep", "wake_up", "apply_model"])
 def test_what_is_not_there_yet_says_so(rand_llm: LLM, name: str) -> None:
     with pytest.raises(UsageError, match=f"LLM.{name} is not there: "):
         getattr(rand_llm, name)("x")

@@ -57,6 +57,7 @@ class EngineArgs:
     generation_config: str = "auto"
     override_generation_config: dict[str, Any] = field(default_factory=dict)
     max_logprobs: int = 20
+    pooler_config: dict[str, Any] = field(default_factory=dict)
     device: str = "auto"
     fallback: str = "warn"
     fallback_budget: int | None = None

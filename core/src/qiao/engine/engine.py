@@ -16,6 +16,7 @@ from qiao.engine.blocks import BlockManager
 from qiao.engine.config import EngineConfig
 from qiao.engine.grammars import GrammarCompiler, GrammarQueue, Vocabulary
 from qiao.engine.integrity import check_scheduler
+from qiao.engine.pooling import embedding
 from qiao.engine.prefix import PrefixCache
 from qiao.engine.request import EngineRequest, EngineStats, FallbackCount, SequenceOutput, TokenLogprobs
 from qiao.engine.rows import Int64, RowTable
@@ -258,6 +259,7 @@ class Engine:
                     index=seq.index,
                     finish_reason="length",
                     num_cached_tokens=seq.request.cached_tokens,
+                    embedding=embedding(seq),
                 )
                 self._first(seq, output)
                 outputs.append(output)

@@ -14,7 +14,8 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     ``params.n`` sequences share the prompt. A lower ``priority`` is served first. ``cache_salt`` separates the
     prefix caches of tenants. ``eos_token_ids`` end a sequence unless ``params.ignore_eos``. ``arrival`` is
     ``time.time()`` in seconds. ``grammar`` is llguidance's, which the answer follows, from the start or once
-    ``grammar_after`` has appeared in it.
+    ``grammar_after`` has appeared in it. With ``pooling``
+    (``last`` or ``mean``) the prompt comes back as a vector, and ``params.max_tokens`` is 0.
     """
 
     request_id: str
@@ -26,6 +27,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     cache_salt: str = ""
     grammar: str = ""
     grammar_after: str = ""
+    pooling: str = ""
 
 
 class TokenLogprobs(msgspec.Struct, omit_defaults=True):
@@ -43,6 +45,7 @@ class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     token id, None for EOS. ``prompt_logprobs`` comes once, on the first output of sequence 0, its first entry None.
     ``scheduled`` and ``first_token`` are ``time.time()`` in seconds, sent with the first token. ``error_field`` is the
     request's field that an ``error`` is about, empty for an error of the computation.
+    ``embedding`` is a vector of little-endian float32 numbers, not normalised.
     """
 
     request_id: str
@@ -55,6 +58,7 @@ class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_cached_tokens: int = 0
     scheduled: float | None = None
     first_token: float | None = None
+    embedding: bytes | None = None
     error: str | None = None
     error_field: str = ""
 

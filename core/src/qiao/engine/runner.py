@@ -12,6 +12,7 @@ from qiao.engine.batch import Batch, build_batch, place
 from qiao.engine.capture import CapturedSteps
 from qiao.engine.config import EngineConfig
 from qiao.engine.logprobs import score_prompt
+from qiao.engine.pooling import pool
 from qiao.engine.rows import RowTable
 from qiao.engine.sampler import Sampled, Sampler, take
 from qiao.engine.scheduler import Step
@@ -77,9 +78,11 @@ class Runner:
         if step.copies:
             self._copy(step.copies)
         for i, seq in enumerate(step.seqs):
+            start = int(batch.query_start[i])
             if _scored(seq):
-                start = int(batch.query_start[i])
                 score_prompt(seq, hidden[start : start + step.counts[i]], model, ops)
+            if seq.request.pooling:
+                pool(seq, hidden[start : start + step.counts[i]])
         if not batch.sampled:
             return Sampled([], None)
         index = place(batch.logits_index, ops.device)

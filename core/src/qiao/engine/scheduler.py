@@ -206,7 +206,7 @@ class Scheduler:
     def _prefix_hit(self, seq: Sequence) -> list[int]:
         """Cached blocks at the start of ``seq``. The last token is always computed: its logits are needed."""
         cache = self.blocks.cache
-        if cache is None or (seq.index == 0 and seq.request.wants_prompt_logprobs):
+        if cache is None or (seq.index == 0 and seq.request.needs_whole_prompt):
             return []
         full = (len(seq.tokens) - 1) // self.config.block_size
         return cache.match(seq.keys_up_to(full, self.config.block_size))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from qiao.engine.prefix import BlockKey, block_key, root_digest
 from qiao.engine.request import EngineRequest, TokenLogprobs
 
@@ -29,7 +32,8 @@ class Request:
 
     ``forked`` says that sequences 1 to n-1 have left sequence 0, which computes the prompt for all.
     ``prompt_logprobs`` grows chunk by chunk, the first entry None. ``fault`` is set where scoring the prompt found
-    something wrong, or a grammar cannot be followed, and then ``fault_field`` names the request's field. Times are
+    something wrong, or a grammar cannot be followed, and then ``fault_field`` names the request's field.
+    ``pooled`` [E] is the last hidden state, or the sum of the first ``pooled_count``. Times are
     ``time.time()`` in seconds.
     """
 
@@ -41,6 +45,9 @@ class Request:
         "forked",
         "id",
         "params",
+        "pooled",
+        "pooled_count",
+        "pooling",
         "prompt_logprobs",
         "prompt_sent",
         "root",
@@ -63,12 +70,20 @@ class Request:
         self.prompt_sent = False
         self.fault: str | None = None
         self.fault_field = ""
+        self.pooling = request.pooling
+        self.pooled: npt.NDArray[np.float64] | None = None
+        self.pooled_count = 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether some prompt positions have still to be scored."""
         wanted = self.params.prompt_logprobs is not None and not self.prompt_sent
         return wanted and len(self.prompt_logprobs) < self.sequences[0].num_prompt
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether the hidden states of all prompt positions are needed, so that none may come from the prefix cache."""
+        return self.wants_prompt_logprobs or self.pooling == "mean"
 
 
 class Sequence:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qiao.engine.config import EngineConfig
+from qiao.engine.pooling import POOLINGS
 from qiao.engine.request import EngineRequest
 from qiao.errors import ParameterError, PromptTooLongError
 
@@ -18,6 +19,8 @@ def check_request(request: EngineRequest, config: EngineConfig) -> None:
     if min(prompt) < 0 or max(prompt) >= config.vocab_size:
         worst = min(prompt) if min(prompt) < 0 else max(prompt)
         raise ParameterError("prompt", f"token id {worst} is outside the vocabulary of {config.vocab_size}")
+    if request.pooling and (request.pooling not in POOLINGS or params.max_tokens != 0 or params.n != 1):
+        raise ParameterError("pooling", f"must be one of {', '.join(POOLINGS)}, for one prompt without an answer")
     params.check_vocabulary(config.vocab_size, config.vocab_size)
     for word in params.bad_words_token_ids or ():
         if not word or min(word) < 0 or max(word) >= config.vocab_size:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest
@@ -14,7 +16,15 @@ from qiao.frontend.chat import ChatRenderer
 from qiao.frontend.grammar import GrammarChecker
 from qiao.frontend.output import OutputProcessor
 from qiao.frontend.vocabulary import TokenTable
-from qiao.loading import eos_token_ids, load_generation_config, load_text_tokenizer, resolve, sampling_defaults
+from qiao.loading import (
+    Pooling,
+    eos_token_ids,
+    load_generation_config,
+    load_text_tokenizer,
+    read_pooling,
+    resolve,
+    sampling_defaults,
+)
 from qiao.sampling_params import SamplingParams
 from qiao.structured_outputs import StructuredOutputsParams
 
@@ -35,6 +45,7 @@ class TextFiles:
     generation_config: Mapping[str, Any]
     ends: tuple[Any, Any]
     """``eos_token_id`` of generation config and tokenizer."""
+    pooling: Pooling = field(default_factory=Pooling)
 
     @classmethod
     def read(cls, args: EngineArgs) -> TextFiles:
@@ -48,7 +59,7 @@ class TextFiles:
         ends = generation_config.get("eos_token_id"), tokenizer.eos_token_id
         if args.generation_config not in ("auto", "vllm", "none"):
             generation_config = load_generation_config(resolve(args.generation_config))
-        return cls(tokenizer, generation_config, ends)
+        return cls(tokenizer, generation_config, ends, read_pooling(files, args.pooler_config))
 
 
 class Frontend:
@@ -65,6 +76,7 @@ class Frontend:
         args: EngineArgs,
         generation_config: Mapping[str, Any] | None = None,
         eos_token_ids: Sequence[int] = (),
+        pooling: Pooling | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.info = info
@@ -75,6 +87,7 @@ class Frontend:
         used = dict(generation_config or {}) if args.generation_config not in ("vllm", "none") else {}
         self.sampling_defaults = sampling_defaults({**used, **args.override_generation_config})
         self._check_defaults()
+        self.pooling = pooling or Pooling()
         self._longest_token = 0
         self._grammars = GrammarChecker()
 
@@ -84,7 +97,7 @@ class Frontend:
         files = files or TextFiles.read(args)
         generation, tokenizer = files.ends
         ends = eos_token_ids(generation, info.eos_token_ids, tokenizer)
-        return cls(files.tokenizer, info, args, files.generation_config, ends)
+        return cls(files.tokenizer, info, args, files.generation_config, ends, files.pooling)
 
     def _check_defaults(self) -> None:
         """A default that no request may have is found at start, and not as the fault of each request."""
@@ -159,6 +172,22 @@ class Frontend:
         if not self.eos_token_ids:
             raise ParameterError(wanted.origin, "needs a model with an end token; this one names none")
         return self._grammars.grammar(wanted)
+
+    def pooling_request(
+        self, prompt: str | Sequence[int], field: str, *, truncate: int | None = None, **options: Any
+    ) -> EngineRequest:
+        """A request for the vector of ``prompt``, which came in the body's ``field``; ``options`` as in ``request``.
+
+        ``truncate`` keeps the last so many tokens; -1 all that fit. Raises as ``request``.
+        """
+        params = SamplingParams(max_tokens=0, truncate_prompt_tokens=truncate)
+        try:
+            made = self.request(prompt, params, **options)
+        except ParameterError as error:
+            if error.field != "prompt":
+                raise
+            raise ParameterError(field, error.detail) from error
+        return msgspec.structs.replace(made, pooling=self.pooling.kind)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """A conversation as text, for ``request(..., add_special_tokens=False)``.

@@ -54,7 +54,8 @@ class OutputProcessor:
 
     ``add`` takes each ``SequenceOutput`` of the request in turn and returns the same, growing ``RequestOutput``;
     ``deltas`` holds what that call added, ``to_abort`` the answers that a stop string ended in it and the engine
-    still runs. Stop strings count once ``min_tokens`` tokens are there. Tokens and log-probabilities are kept up to the
+    still runs; ``embedding`` is the vector of a pooling request. Stop strings
+    count once ``min_tokens`` tokens are there. Tokens and log-probabilities are kept up to the
     token that completed the stop string, the text up to its start (or end, with ``include_stop_str_in_output``).
     ``Frontend.processor`` makes one without reading the tokenizer again.
     """
@@ -64,6 +65,7 @@ class OutputProcessor:
         self.request = request
         self.deltas: list[OutputDelta] = []
         self.to_abort: list[int] = []
+        self.embedding: bytes | None = None
         self._table = table
         self._answers = [_Answer(i, request, table) for i in range(request.params.n)]
         self._stopped_here = False
@@ -106,6 +108,7 @@ class OutputProcessor:
             if answer.checker.matched is not None and output.finish_reason is None:
                 self.to_abort.append(output.index)
                 self._stopped_here = True
+        self.embedding = output.embedding or self.embedding
         if output.error is not None:
             self.result.error = output.error
         if (

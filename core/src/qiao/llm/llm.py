@@ -14,11 +14,19 @@ from qiao.config import EngineArgs
 from qiao.engine.request import EngineRequest, EngineStats, SequenceOutput
 from qiao.errors import KernelError, OverloadedError, ParameterError, PromptTooLongError, UsageError
 from qiao.frontend import Frontend, OutputProcessor
+from qiao.frontend.embedding import similarity, vector_of
 from qiao.llm.arguments import engine_args
 from qiao.llm.beam_search import search
 from qiao.llm.prompts import Message, Prompt, conversations, for_each, prompt_list, prompt_parts
 from qiao.loading import load_tokenizer
-from qiao.outputs import BeamSearchOutput, RequestOutput
+from qiao.outputs import (
+    BeamSearchOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from qiao.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
@@ -129,6 +137,54 @@ class LLM:
         text = self._frontend.chat_prompt(messages, **template_options)
         return self.stream(text, sampling_params, add_special_tokens=False)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt: the last token's hidden state or the mean, by checkpoint or ``pooler_config``.
+
+        ``dimensions`` keeps that many numbers; ``normalize`` overrides the checkpoint's choice. Raises as ``generate``.
+        """
+        processors = self._pooling_processors(prompt_list(prompts), truncate_prompt_tokens)
+        self._run(processors, use_tqdm)
+        wanted = self._frontend.pooling.normalize if normalize is None else normalize
+        return [
+            EmbeddingRequestOutput(
+                processor.request.request_id,
+                EmbeddingOutput([float(x) for x in vector_of(processor.embedding, dimensions, wanted)]),
+                processor.request.prompt_token_ids,
+            )
+            for processor in processors
+        ]
+
+    def score(
+        self, data_1: Prompt | Sequence[Prompt], data_2: Prompt | Sequence[Prompt], *, use_tqdm: bool = True
+    ) -> list[ScoringRequestOutput]:
+        """The cosine of the vectors of each pair; a single ``data_1`` goes with every one of ``data_2``.
+
+        Raises as ``generate``, and ``ParameterError`` where the lengths do not fit.
+        """
+        first, second = prompt_list(data_1), prompt_list(data_2)
+        if len(first) not in (1, len(second)):
+            raise ParameterError("data_1", f"must be one prompt or as many as data_2 ({len(second)}), got {len(first)}")
+        processors = self._pooling_processors([*first, *second], None)
+        self._run(processors, use_tqdm)
+        left, right = processors[: len(first)], processors[len(first) :]
+        pairs = zip(left * len(right) if len(left) == 1 else left, right, strict=True)
+        return [
+            ScoringRequestOutput(
+                b.request.request_id,
+                ScoringOutput(similarity(*(vector_of(x.embedding, None, False) for x in (a, b)))),
+                a.request.prompt_token_ids + b.request.prompt_token_ids,
+            )
+            for a, b in pairs
+        ]
+
     def token_logits(self, token_ids: Sequence[int], start: int = 0) -> Iterator[torch.Tensor]:
         """Float32 logits [n, V] on the host, slice by slice, at the positions from ``start`` on of ``token_ids`` [T].
 
@@ -228,6 +284,16 @@ class LLM:
             made.append(self._frontend.processor(request, text))
         return made
 
+    def _pooling_processors(self, prompts: Sequence[Prompt], truncate: int | None) -> list[OutputProcessor]:
+        made = []
+        for prompt in prompts:
+            content, text, salt = prompt_parts(prompt)
+            request = self._frontend.pooling_request(
+                content, "prompt", request_id=str(next(self._ids)), cache_salt=salt, truncate=truncate
+            )
+            made.append(self._frontend.processor(request, text))
+        return made
+
     def _run(self, processors: list[OutputProcessor], show: bool) -> list[RequestOutput]:
         with _progress(len(processors), show) as advance:
             for changed in self._steps(processors):
@@ -304,10 +370,10 @@ def _no_lora(lora_request: Any) -> None:
         raise ParameterError("lora_request", "LoRA adapters are not supported yet")
 
 
-_NO_POOLING = "only text generation is served; embeddings and scores need a pooling model's server"
+_NO_POOLING = "there are embed and score; heads for classes and rewards are not served"
 
 _NOT_THERE: Mapping[str, str] = {
-    **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), _NO_POOLING),
+    **dict.fromkeys(("encode", "classify", "reward"), _NO_POOLING),
     **dict.fromkeys(("sleep", "wake_up"), "delete the LLM to free its memory, and make it again"),
     **dict.fromkeys(("start_profile", "stop_profile"), "profile the process, for example with py-spy"),
     **dict.fromkeys(("collective_rpc", "apply_model"), "there is one worker, in this process"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from qiao.loading.config import config_file, load_config, plain_config, read_raw_config
 from qiao.loading.generation import eos_token_ids, load_generation_config, sampling_defaults
+from qiao.loading.pooling import Pooling, read_pooling
 from qiao.loading.sources import ModelFiles, resolve
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _HOMES = {
 
 __all__ = [
     "ModelFiles",
+    "Pooling",
     "WeightStore",
     "config_file",
     "eos_token_ids",
@@ -40,6 +42,7 @@ __all__ = [
     "plain_config",
     "quantization_of",
     "quantized_weights",
+    "read_pooling",
     "read_raw_config",
     "resolve",
     "sampling_defaults",

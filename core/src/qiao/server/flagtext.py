@@ -22,6 +22,7 @@ FLAG_TEXT: Mapping[str, str] = {
     "chat_template": "a Jinja template or a file with one",
     "generation_config": "auto: the checkpoint's sampling defaults; vllm: none; or a folder",
     "override_generation_config": "changes to those defaults",
+    "pooler_config": "how embeddings are pooled: pooling_type LAST or MEAN, normalize",
     "max_logprobs": "most alternatives a request may ask for; -1 for all",
     "device": "auto, a plugin (sim, sim:1) or a torch device string",
     "fallback": "operators on the host: allow, warn or deny; also operator=policy items",

@@ -47,6 +47,10 @@ class RequestClock:
             self._metrics.first_token(max(0.0, now - self._request.arrival))
         self._last[output.index] = now
 
+    def end(self, reason: str) -> None:
+        """Why a request without answers in text ended."""
+        self._reasons[0] = reason
+
     def finish(self, failed: bool) -> None:
         """The request is over."""
         now, request = time.time(), self._request

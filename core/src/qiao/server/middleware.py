@@ -11,14 +11,15 @@ from collections.abc import Callable, Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from qiao.server.console import PATHS
 from qiao.server.errors import ApiError, error_response
 
 access_log = logging.getLogger("qiao.access")
 
-PUBLIC_PATHS = frozenset({"/health", "/ping"})
-"""Answered without a key: liveness probes carry none. Everything else needs one, whatever its path."""
+PUBLIC_PATHS = frozenset({"/health", "/ping"}) | PATHS
+"""Answered without a key: liveness probes carry none, nor do the console's files. Everything else needs one."""
 
-QUIET_PATHS = frozenset({"/health", "/ping", "/metrics", "/load"})
+QUIET_PATHS = frozenset({"/health", "/ping", "/metrics", "/load", "/console/state"})
 """Polled all the time: neither logged nor counted (vLLM's rule)."""
 
 OTHER_ROUTE = "other"

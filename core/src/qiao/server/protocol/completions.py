@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, PlainValidator, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from qiao.errors import ParameterError
 from qiao.sampling_params import MAX_N
@@ -18,55 +18,13 @@ from qiao.server.protocol.common import (
     Usage,
     asked,
 )
-
-MAX_PROMPTS = 1024
-"""Most prompts in one request, and most answers in all."""
-
-_MAX_ID = 2**31
-
-
-def _check_prompt(value: Any) -> str | list[str] | list[int] | list[list[int]]:
-    """By hand, because one bad entry in a long list must cost one error, not one per entry and per type."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ParameterError("prompt", "must be a text, a list of texts, a list of token ids, or a list of such lists")
-    if not value:
-        raise ParameterError("prompt", "must not be an empty list")
-    if _is_id(value[0]):
-        return _check_ids(value)
-    if len(value) > MAX_PROMPTS:
-        raise ParameterError("prompt", f"at most {MAX_PROMPTS} prompts in one request, got {len(value)}")
-    if isinstance(value[0], str):
-        if not all(isinstance(one, str) for one in value):
-            raise ParameterError("prompt", "the first entry is a text, so all must be")
-        return value
-    return [_check_ids(one) for one in value]
-
-
-def _check_ids(value: Any) -> list[int]:
-    if not isinstance(value, list) or not value:
-        raise ParameterError("prompt", "a list of token ids must be a list with at least one entry")
-    for token in value:
-        if not _is_id(token):
-            raise ParameterError("prompt", f"token ids are integers from 0, got {str(token)[:40]}")
-    return value
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _MAX_ID
-
-
-Prompt = Annotated[
-    str | list[str] | list[int] | list[list[int]],
-    PlainValidator(_check_prompt, json_schema_input_type=str | list[str] | list[int] | list[list[int]]),
-]
+from qiao.server.protocol.prompts import MAX_PROMPTS, PromptValue, prompt_check, separate
 
 
 class CompletionRequest(SamplingFields):
     """``prompt`` is a text, a list of texts, a list of token ids, or a list of such lists."""
 
-    prompt: Prompt
+    prompt: Annotated[PromptValue, prompt_check("prompt")]
     best_of: int | None = Field(default=None, ge=1, le=MAX_N)
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=-1)
@@ -89,11 +47,7 @@ class CompletionRequest(SamplingFields):
 
     def prompts(self) -> list[str | list[int]]:
         """Each prompt by itself."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [[token for token in self.prompt if isinstance(token, int)]]
-        return [one for one in self.prompt if not isinstance(one, int)]
+        return separate(self.prompt)
 
 
 class CompletionLogprobs(BaseModel):

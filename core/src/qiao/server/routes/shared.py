@@ -6,14 +6,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from fastapi import Request
 
 from qiao.outputs import CompletionOutput, RequestOutput
 from qiao.sampling_params import SamplingParams
 from qiao.server.middleware import clean_request_id
-from qiao.server.protocol.common import FinishReason, PromptTokensDetails, SamplingFields, StreamOptions, Usage
+from qiao.server.protocol.common import FinishReason, PromptTokensDetails, StreamOptions, Usage
 from qiao.server.protocol.errors import ErrorBody
 from qiao.server.state import ServerState
 
@@ -31,7 +31,16 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 """Documented answers other than 200."""
 
 
-def public_id(prefix: str, body: SamplingFields, request: Request) -> str:
+class HasRequestId(Protocol):
+    """A body that may name its request."""
+
+    @property
+    def request_id(self) -> str | None:
+        """The client's own id."""
+        ...
+
+
+def public_id(prefix: str, body: HasRequestId, request: Request) -> str:
     """``prefix`` and the client's own id (body or ``X-Request-Id``), or a new one."""
     own = body.request_id or clean_request_id(request.headers.get("x-request-id"))
     return f"{prefix}-{own or uuid.uuid4().hex}"

@@ -1,0 +1,57 @@
+"""``GET /console``: the web console, and what it cannot learn from ``/metrics``."""
+
+from __future__ import annotations
+
+from importlib import resources
+from importlib.metadata import version
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import RedirectResponse, Response
+
+from qiao.server.console import FILES
+from qiao.server.errors import ApiError
+from qiao.server.state import state_of
+
+router = APIRouter(include_in_schema=False)
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""The page loads nothing from elsewhere, and no other page may frame it."""
+
+
+@router.get("/console")
+async def console(request: Request) -> Response:
+    """The page, at the address that its own links are relative to."""
+    return RedirectResponse(request.scope.get("root_path", "") + "/console/", status_code=307)
+
+
+@router.get("/console/state")
+async def console_state(request: Request) -> Response:
+    """Facts about this server: models, engine, placement plan."""
+    state = state_of(request)
+    client = state.client
+    body = {
+        "version": version("qiao"),
+        "models": state.model_names,
+        "created": state.created,
+        "engine": "draining" if state.draining else client.state.value,
+        "failure": str(client.failure) if client.failure else None,
+        "info": client.info,
+    }
+    return Response(msgspec.json.encode(body), media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+@router.get("/console/{name:path}")
+async def console_file(name: str) -> Response:
+    """One of the page's files."""
+    name = name or "index.html"
+    if name not in FILES:
+        raise ApiError(404, "the console has no such file", code="not_found")
+    data = resources.files("qiao.server.console").joinpath(name).read_bytes()
+    return Response(data, media_type=FILES[name], headers=HEADERS)
