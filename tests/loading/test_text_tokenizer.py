@@ -118,6 +118,22 @@ def test_what_is_put_around_a_text(tmp_path: Path) -> None:
     assert folder_tokenizer(change(folder_of(tmp_path / "b", add_bos_token=False), post_processor=frame)) is None
 
 
+@pytest.mark.parametrize("kind", ["TemplateProcessing", "ByteLevel"])
+def test_nothing_around_a_text_by_config_and_file(tmp_path: Path, kind: str) -> None:
+    """As in SmolLM2's folder: both say the same, so that transformers has nothing to decide."""
+    text = [{"Sequence": {"id": "A", "type_id": 0}}]
+    frames: dict[str, dict[str, Any]] = {
+        "TemplateProcessing": {"single": text, "pair": [*text, {"Sequence": {"id": "B", "type_id": 1}}]},
+        "ByteLevel": {"add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+    }
+    frame = {"type": kind, "special_tokens": {}} | frames[kind]
+    folder = change(folder_of(tmp_path, add_bos_token=False, add_eos_token=False), post_processor=frame)
+    found = folder_tokenizer(folder)
+    assert found is not None
+    for sample in ("ab", " a<s>b ", "é\n"):
+        assert found.encode(sample) == AutoTokenizer.from_pretrained(folder)(sample)["input_ids"]
+
+
 def test_truncation_and_damage_are_left_to_transformers(tmp_path: Path) -> None:
     cut = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     assert folder_tokenizer(change(folder_of(tmp_path / "cut"), truncation=cut)) is None

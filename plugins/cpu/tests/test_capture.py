@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 import qiao_cpu
@@ -199,3 +201,17 @@ def test_an_id_outside_the_table_is_an_error_that_names_the_step():
         replay()
     ids[1] = 19
     assert torch.equal(replay(), TABLE[ids])
+
+
+def test_recording_imports_neither_compiler_nor_algebra() -> None:
+    """What torch would import for a dispatch mode and for ``torch.broadcast_shapes`` takes 60 MiB and a second."""
+    code = """
+import sys, torch
+from qiao_cpu.capture import capture
+x, y = torch.ones(4, 8), torch.ones(4, 1)
+found = capture(lambda x, y: x * y, (x, y), "cpu")
+assert found().shape == (4, 8)
+print(sorted({"sympy", "torch._dynamo"} & set(sys.modules)))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"

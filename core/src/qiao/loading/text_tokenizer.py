@@ -110,8 +110,8 @@ def folder_tokenizer(folder: Path) -> TextTokenizer | None:
     named, extra = _declared(config)
     held = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     declared = [*named.values(), *extra]
-    if any(framed) or (framed and backend.post_processor is not None):
-        return None  # config and file both say what is put around a text, or the config alone
+    if any(framed) or (framed and backend.num_special_tokens_to_add(is_pair=False)):
+        return None  # the config says what is put around a text, or that nothing is, and the file says another thing
     if backend.truncation or backend.padding or not all(_agree(token, held) for token in declared):
         return None
     tokens = {name: token.content for name, token in named.items()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_long
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
@@ -64,6 +65,11 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, memory: Memory) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.memory = memory
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its compiler to keep it away from the next method: 60 MiB and a second, for nothing."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -227,11 +233,18 @@ def _to_copy(
     return out
 
 
+def _common(one: torch.Size, other: torch.Size) -> torch.Size:
+    """The shape that both are repeated to. ``torch.broadcast_shapes`` would import 25 MiB of symbolic algebra."""
+    return torch.Size(
+        max(pair) if min(pair) else 0 for pair in reversed([*zip_longest(reversed(one), reversed(other), fillvalue=1)])
+    )
+
+
 def _combined(memory: Memory, func: Any, operation: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Element by element in float32, one of them repeated where it has one for several of the other."""
     if x.dtype != torch.float32 or y.dtype != torch.float32:
         raise refused(func, f" of {x.dtype} and {y.dtype}")
-    out = memory.empty(torch.broadcast_shapes(x.shape, y.shape), torch.float32)
+    out = memory.empty(_common(x.shape, y.shape), torch.float32)
     if not out.numel():
         return out
     joint = _joint(out.shape, x.expand(out.shape), y.expand(out.shape), out)
