@@ -202,3 +202,31 @@ print("ok")
 
 def test_without_torch_npu_there_is_no_device_and_no_error(run) -> None:
     assert run(QUIET).strip() == "ok"
+
+
+TOKENS = """
+import qiao_ascend, qiao_reference
+from qiao.models import describe
+from qiao.registry import Policy, backend_of, make_plan
+from qiao_conformance import reality
+reference = backend_of(qiao_reference, "reference")
+backend = backend_of(qiao_ascend, "ascend", host=reference)
+settings = {**reality.config(backend.capabilities), "torch_dtype": "float16"}
+shape, policy = describe(settings), Policy.parse("allow")
+want = reality.run(settings, reference, make_plan(shape, reference, policy))
+for drop in ("", "allocate_kv", "attention", "sample", "matmul"):
+    plan = make_plan(shape, backend, policy, drop=(drop,) if drop else ())
+    groups = sorted({row.group for row in plan.fallback_rows})
+    print(drop, groups, reality.run(settings, backend, plan) == want)
+"""
+
+
+@pytest.mark.parametrize("soc", ["Ascend910B3", "Ascend310P3"])
+def test_the_cpus_tokens_whatever_family_is_missing(run, soc) -> None:
+    assert run(TOKENS, soc).splitlines() == [
+        " [] True",
+        "allocate_kv ['KV'] True",
+        "attention ['KV'] True",
+        "sample ['S'] True",
+        "matmul ['W[dense]'] True",
+    ]

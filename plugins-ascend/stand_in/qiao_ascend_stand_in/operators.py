@@ -276,9 +276,10 @@ def format_cast(x: Tensor, acl_format: int, **options: Any) -> Tensor:
 
 
 def nibbles(weight: Tensor) -> Tensor:
-    """int32 [K, N / 8] to -8..7 [K, N], the lowest four bits first."""
-    codes = (weight.unsqueeze(-1) >> (torch.arange(8, dtype=torch.int32) * 4)) & 15
-    return torch.where(codes > 7, codes - 16, codes).flatten(-2)
+    """int32 [K, N / 8] to float32 -8..7 [K, N], the lowest four bits first."""
+    pairs = weight.contiguous().view(torch.uint8)
+    codes = torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2)
+    return (codes ^ 8).float() - 8
 
 
 _WQBMM = "aclnnWeightQuantBatchMatmulV2"
@@ -286,13 +287,14 @@ _WQBMM = "aclnnWeightQuantBatchMatmulV2"
 
 def _antiquantized(weight: Tensor, scale: Tensor, offset: Tensor | None, group: int) -> Tensor:
     """``(weight + offset) * scale`` as float32 [K, N]."""
-    codes = (nibbles(weight) if weight.dtype == torch.int32 else weight).float()
-    rows = codes.shape[0]
-    scale, offset = (None if x is None else x.reshape(-1, codes.shape[1]).float() for x in (scale, offset))
+    codes = nibbles(weight) if weight.dtype == torch.int32 else weight.float()
+    rows, columns = codes.shape
+    scale, offset = (None if x is None else x.reshape(-1, 1, columns).float() for x in (scale, offset))
     groups = -(-rows // group) if group else 1
-    ask(scale.shape[0] == groups, _WQBMM, f"{groups} groups of scales, not {scale.shape[0]}")
-    at = torch.arange(rows) // group if group else torch.zeros(rows, dtype=torch.long)
-    return (codes if offset is None else codes + offset[at]) * scale[at]
+    ask(len(scale) == groups, _WQBMM, f"{groups} groups of scales, not {len(scale)}")
+    size = group or rows
+    padded = functional.pad(codes, (0, 0, 0, groups * size - rows)).view(groups, size, columns)
+    return (padded if offset is None else padded.add_(offset)).mul_(scale).view(-1, columns)[:rows]
 
 
 def _check_weight_only(x: Tensor, weight: Tensor, scale: Tensor, offset: Tensor | None, group: int) -> None:
