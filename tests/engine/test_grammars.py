@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from qiao.engine import Engine, EngineConfig
-from qiao.engine.grammars import GrammarCompiler, GrammarState, Vocabulary, allowed_tokens
+from qiao.engine.grammars import MAX_KEPT, MAX_USED, GrammarCompiler, GrammarState, Vocabulary, allowed_tokens
 from qiao.engine.request import EngineRequest
 from qiao.errors import ParameterError
 from qiao.frontend.grammar import GrammarChecker
@@ -284,8 +284,7 @@ WIDE = Vocabulary([*(bytes([i]) for i in range(256)), "汉字".encode()[:4], b"<
 
 def state_of(after: str = "", **fields: Any) -> GrammarState:
     text = GrammarChecker().grammar(StructuredOutputsParams(**fields))
-    matcher, tools = GrammarCompiler(lambda: WIDE, 288).submit(text).result(60)
-    return GrammarState(matcher.deep_copy(), tools, after.encode())
+    return GrammarState(GrammarCompiler(lambda: WIDE, 288).submit(text).result(60), after.encode())
 
 
 def allowed(state: GrammarState) -> set[int]:
@@ -313,6 +312,30 @@ def test_the_grammar_begins_behind_the_marker() -> None:
             assert not state.advance(token)
         assert state.begun
         assert expected <= allowed(state) or expected == allowed(state) - {258}
+
+
+def test_a_grammar_is_kept_until_it_is_worn_out() -> None:
+    """Its automaton grows with all its users, so it must not be everybody's for ever."""
+    compiler = GrammarCompiler(lambda: WIDE, 288)
+    first = compiler.submit("start: /[a-z]*/").result(60)
+    assert compiler.submit("start: /[a-z]*/").result(60) is first
+    state = GrammarState(first, b"")
+    for _ in range(MAX_USED):
+        state.advance(97)
+    assert compiler.submit("start: /[a-z]*/").result(60) is not first
+    for i in range(MAX_KEPT):
+        compiler.submit(f'start: "{i}"').result(60)
+    again = compiler.submit("start: /[a-z]*/").result(60)
+    broken = GrammarState(again, b"")
+    broken.advance(10)
+    assert broken.fault is not None
+    assert compiler.submit("start: /[a-z]*/").result(60) is not again
+
+
+def test_a_mask_that_takes_too_much_work_is_found_before_the_request_runs() -> None:
+    bomb = "start: " + " ".join('("a"|"b"|start)?' for _ in range(3000))
+    with pytest.raises(ParameterError, match="structured_outputs"):
+        GrammarCompiler(lambda: WIDE, 288).submit(bomb).result(60)
 
 
 def test_ids_without_text_and_special_ids_are_never_allowed() -> None:

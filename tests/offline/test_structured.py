@@ -46,6 +46,18 @@ def test_the_old_name_and_plain_objects(rand_llm: LLM) -> None:
         assert result[0].outputs[0].finish_reason == "stop"
 
 
+def test_steps_are_captured_all_the_same(rand_llm: LLM) -> None:
+    """The mask is data of the sampler, after the recorded program."""
+    before = rand_llm.get_metrics()
+    if before.not_captured:
+        pytest.skip(before.not_captured)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[a-z]{20}"), max_tokens=30)
+    rand_llm.generate(["a"] * 2, params, use_tqdm=False)
+    after = rand_llm.get_metrics()
+    assert after.captured_steps - before.captured_steps >= 19
+    assert after.steps - before.steps == 20
+
+
 def test_mistakes_are_named_before_anything_runs(rand_llm: LLM) -> None:
     for fields, name in (
         ({}, "structured_outputs"),

@@ -146,6 +146,8 @@ def test_a_conversation_with_tools_goes_through_the_template(tools: RunningServe
     body = {"model": "M", "messages": messages, "tools": TOOLS, "cache_salt": "short", "return_token_ids": True}
     answer = tools.http().post("/v1/chat/completions", json=body).json()
     prompt = bytes(answer["prompt_token_ids"]).decode()
+    asked_for = {key: body[key] for key in ("messages", "tools")}
+    assert tools.http().post("/tokenize", json=asked_for).json()["tokens"] == answer["prompt_token_ids"]
     assert prompt == "user:hiassistant:[weather Köln]tool:52"
 
 

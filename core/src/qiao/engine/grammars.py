@@ -23,14 +23,17 @@ if TYPE_CHECKING:
 
 FIELD = "structured_outputs"
 
-MAX_KEPT = 64
+MAX_KEPT = 16
 """Compiled grammars that are kept for the next request."""
+
+MAX_USED = 20_000
+"""Tokens after which a kept grammar is compiled anew: its automaton is shared by its users, and grows with them."""
 
 MAX_ITEMS = 20_000
 """Items of the parser for one mask; some tens of milliseconds."""
 
-MAX_LEXER_STATES = 50_000
-"""States of a grammar's automaton, of 1 to 2 kB."""
+MAX_LEXER_STATES = 30_000
+"""States of a grammar's automaton; they take about 1 kB each."""
 
 PAUSE_SECONDS = 0.01
 """How long a step waits for a grammar where there is nothing else to do."""
@@ -57,6 +60,15 @@ class _Tools:
     executor: LLExecutor
 
 
+@dataclass
+class Compiled:
+    """A grammar at its start. ``used`` counts the tokens that its copies have taken."""
+
+    matcher: LLMatcher
+    tools: _Tools
+    used: int = 0
+
+
 class GrammarState:
     """How far one sequence has come in its grammar.
 
@@ -64,9 +76,10 @@ class GrammarState:
     allowed. The state belongs to the sequence and outlives its place in a batch, so preemption does not touch it.
     """
 
-    def __init__(self, matcher: LLMatcher, tools: _Tools, after: bytes) -> None:
-        self.matcher = matcher
-        self.tools = tools
+    def __init__(self, compiled: Compiled, after: bytes) -> None:
+        self.matcher = compiled.matcher.deep_copy()
+        self.tools = compiled.tools
+        self._compiled = compiled
         self._after = after
         self._tail = b""
         self.begun = not after
@@ -74,6 +87,7 @@ class GrammarState:
     def advance(self, token: int) -> bool:
         """Take a sampled token. True where the grammar is complete and nothing can follow."""
         if self.begun:
+            self._compiled.used += 1
             self.matcher.consume_token(token)
             return self.matcher.is_stopped() and not self.matcher.is_error()
         tokens = self.tools.vocabulary.tokens
@@ -97,7 +111,10 @@ class GrammarState:
     @property
     def fault(self) -> str | None:
         """Why the grammar cannot be followed any further, for example a limit that was hit."""
-        return self.matcher.get_error() if self.matcher.is_error() else None
+        if not self.matcher.is_error():
+            return None
+        self._compiled.used = MAX_USED  # the next user gets a new one, whose automaton is empty
+        return self.matcher.get_error()
 
 
 def allowed_tokens(states: Sequence[GrammarState], vocab_size: int) -> npt.NDArray[np.uint8]:
@@ -121,30 +138,30 @@ class GrammarCompiler:
         self._read = vocabulary
         self._vocab_size = vocab_size
         self._tools: _Tools | None = None
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[str, Compiled] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
-    def submit(self, text: str) -> Future[tuple[LLMatcher, _Tools]]:
-        """A matcher at the start of ``text``, to be copied for each sequence. Fails with ``ParameterError``."""
+    def submit(self, text: str) -> Future[Compiled]:
+        """The compiled grammar ``text``. Fails with ``ParameterError``."""
         return self._thread.submit(self._compile, text)
 
-    def _compile(self, text: str) -> tuple[LLMatcher, _Tools]:
+    def _compile(self, text: str) -> Compiled:
         from llguidance import LLMatcher
 
         tools = self._tools = self._tools or self._make_tools()
         found = self._kept.get(text)
-        if found is None:
+        if found is None or found.used >= MAX_USED:
             limits = parser_limits(step_max_items=MAX_ITEMS, max_lexer_states=MAX_LEXER_STATES)
-            found = LLMatcher(tools.tokenizer, text, log_level=0, limits=limits)
-            if not found.is_error():
-                found.deep_copy().compute_bitmask()  # the first mask is the most work: not in a step
-            if found.is_error():
-                raise ParameterError(FIELD, f"cannot be enforced: {found.get_error()}")
-            self._kept[text] = found
+            matcher = LLMatcher(tools.tokenizer, text, log_level=0, limits=limits)
+            first = matcher.deep_copy()
+            first.compute_bitmask()  # the first mask is the most work: not in a step
+            if first.is_error():
+                raise ParameterError(FIELD, f"cannot be enforced: {first.get_error()}")
+            found = self._kept[text] = Compiled(matcher, tools)
             while len(self._kept) > MAX_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(text)
-        return found, tools
+        return found
 
     def _make_tools(self) -> _Tools:
         from llguidance import LLExecutor, LLTokenizer, TokenizerWrapper
@@ -187,7 +204,7 @@ class _Encoder:
 class _Waiting:
     request: Request
     after: bytes
-    future: Future[tuple[LLMatcher, _Tools]]
+    future: Future[Compiled]
     aborted: set[int] = field(default_factory=set)
 
 
@@ -236,8 +253,7 @@ class GrammarQueue:
         if error is not None:
             known = error if isinstance(error, QiaoError) else ParameterError(FIELD, f"cannot be compiled: {error}")
             return one.request, one.aborted, known
-        matcher, tools = one.future.result()
         for seq in one.request.sequences:
             if seq.status is not Status.FINISHED:
-                seq.grammar = GrammarState(matcher.deep_copy(), tools, one.after)
+                seq.grammar = GrammarState(one.future.result(), one.after)
         return one.request, one.aborted, None

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, model_validator
 from qiao.errors import ParameterError
 from qiao.server.protocol.chat import MAX_MESSAGES, ChatMessage
 from qiao.server.protocol.common import Body
+from qiao.server.protocol.tools import read_tools
 
 
 class TokenizeRequest(Body):
@@ -24,11 +25,13 @@ class TokenizeRequest(Body):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Any] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise ParameterError("prompt", "give either prompt or messages")
+        read_tools(self.tools)
         return self
 
 
