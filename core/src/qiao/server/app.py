@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from qiao.server import errors
 from qiao.server.args import ServerArgs
 from qiao.server.middleware import HeadAsGet, LimitBody, Observe, RequireKey
-from qiao.server.routes import chat, completions, console, embeddings, models, operations, tokenize
+from qiao.server.routes import chat, completions, console, embeddings, messages, models, operations, tokenize
 from qiao.server.state import ServerState
 from qiao.server.streaming import CLIENT_GONE, ClientGoneError
 
@@ -53,7 +53,9 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.qiao = state
     errors.install(app)
     app.add_exception_handler(ClientGoneError, _gone)
-    routers = [module.router for module in (completions, chat, embeddings, models, tokenize, operations, console)]
+    routers = [
+        module.router for module in (completions, chat, messages, embeddings, models, tokenize, operations, console)
+    ]
     app.state.routes = [route for router in routers for route in router.routes]
     for router in routers:
         app.include_router(router)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from qiao.errors import QiaoError
 from qiao.server.errors import error_body, internal_error, to_api_error
+from qiao.server.protocol.errors import ErrorBody
 
 T = TypeVar("T")
 
@@ -76,8 +78,21 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def stream_answer(request: Request, chunks: AsyncGenerator[bytes, None]) -> Response:
-    """Send ``chunks`` as events, and ``[DONE]``.
+@dataclass(frozen=True)
+class Ending:
+    """How a stream ends: ``done`` after its last chunk, or what ``failed`` makes of an error that came in it."""
+
+    done: bytes
+    failed: Callable[[ErrorBody], bytes]
+
+
+OPENAI_ENDING = Ending(DONE, lambda body: event(body) + DONE)
+
+
+async def stream_answer(
+    request: Request, chunks: AsyncGenerator[bytes, None], ending: Ending = OPENAI_ENDING
+) -> Response:
+    """Send ``chunks`` as events, and the ``ending``.
 
     The status waits for the first chunk, so that a refusal has its own status. A failure after it becomes an error
     event, as the status is sent by then. A client that goes ends the generator, and with it the work.
@@ -87,7 +102,7 @@ async def stream_answer(request: Request, chunks: AsyncGenerator[bytes, None]) -
     except BaseException:
         await chunks.aclose()
         raise
-    return EventStream(first, chunks)
+    return EventStream(first, chunks, ending)
 
 
 class EventStream(Response):
@@ -98,12 +113,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, chunks: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, first: bytes, chunks: AsyncGenerator[bytes, None], ending: Ending) -> None:
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self._first = first
         self._chunks = chunks
+        self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all, or stop when the client goes."""
@@ -112,15 +128,15 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        last = DONE
+        last = self._ending.done
         try:
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
             async for chunk in self._chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except QiaoError as error:
-            last = event(error_body(to_api_error(error))) + DONE
+            last = self._ending.failed(error_body(to_api_error(error)))
         except Exception as error:
-            last = event(error_body(internal_error(error))) + DONE
+            last = self._ending.failed(error_body(internal_error(error)))
         finally:
             await self._chunks.aclose()
         await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -122,6 +122,20 @@ class ChatCall:
                 raise ParameterError("top_logprobs", error.detail) from None
             raise
 
+    async def pieces(self, request: EngineRequest) -> AsyncGenerator[tuple[Parts, RequestOutput], None]:
+        """What each step brought to the only answer, and all so far; for routes that say it in other words."""
+        parser = None if self._plan.plain else self._plan.parser()
+        shown = 0
+        with counted(self._state):
+            async with aclosing(run(self._state, request, None)) as results:
+                async for result in results:
+                    answer = result.outputs[0]
+                    text, shown = answer.text[shown:], len(answer.text)
+                    parts = Parts(content=text) if parser is None else parser.push(text)
+                    if parser is not None and answer.finish_reason is not None:
+                        parts.add(parser.finish())
+                    yield parts, result
+
     async def collect(self, request: EngineRequest) -> ChatResponse:
         """The whole answer."""
         final: RequestOutput | None = None

@@ -1,0 +1,84 @@
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``: Anthropic's API over the same calls as chat."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from qiao.answers import Parts
+from qiao.errors import QiaoError
+from qiao.server import messages
+from qiao.server.body import StrictRoute
+from qiao.server.errors import error_body, to_api_error, validation_error
+from qiao.server.protocol.messages import CountRequest, MessagesRequest, MessagesResponse, TokenCount
+from qiao.server.routes.chat import ChatCall
+from qiao.server.routes.shared import ERRORS
+from qiao.server.state import state_of
+from qiao.server.streaming import stream_answer, unless_gone
+
+
+class AnthropicRoute(StrictRoute):
+    """Errors in Anthropic's shape."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The strict handler with its refusals reworded."""
+        handler = super().get_route_handler()
+
+        async def reworded(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except RequestValidationError as error:
+                refused: HTTPException = validation_error(list(error.errors()))
+            except QiaoError as error:
+                refused = to_api_error(error)
+            except HTTPException as error:
+                refused = error
+            return JSONResponse(messages.error_of(error_body(refused)), refused.status_code, refused.headers)
+
+        return reworded
+
+
+router = APIRouter(route_class=AnthropicRoute)
+
+
+@router.post("/v1/messages", response_model=MessagesResponse, responses=ERRORS)
+async def create_message(body: MessagesRequest, request: Request) -> Response:
+    """Answer a conversation, as Anthropic's API does."""
+    state = state_of(request)
+    state.check_open()
+    model, call_id = state.check_model(body.model), f"msg_{uuid.uuid4().hex}"
+    call = ChatCall(state, messages.chat_request(body), model, call_id)
+    engine_request = await call.request()
+    if body.stream:
+        events = messages.Events(call_id, model).of(call.pieces(engine_request))
+        return await stream_answer(request, events, messages.ENDING)
+
+    async def whole() -> MessagesResponse:
+        parts, latest = Parts(), None
+        async for piece, result in call.pieces(engine_request):
+            parts.add(piece)
+            latest = result
+        assert latest is not None, "the engine ended a request without any output"
+        return messages.answer(call_id, model, parts, latest)
+
+    return _whole(await unless_gone(request.receive, whole()))
+
+
+@router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=ERRORS)
+async def count_tokens(body: CountRequest, request: Request) -> Response:
+    """Tokens that a request would have as its prompt."""
+    state = state_of(request)
+    call = ChatCall(state, messages.chat_request(body), state.check_model(body.model), "count")
+    prompt = await call.request()
+    return _whole(TokenCount(input_tokens=len(prompt.prompt_token_ids)))
+
+
+def _whole(body: MessagesResponse | TokenCount) -> Response:
+    """Every field, also those that nobody set: Anthropic's clients read the types of blocks."""
+    return Response(body.model_dump_json(), media_type="application/json")
