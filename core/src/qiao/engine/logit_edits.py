@@ -104,6 +104,9 @@ class LogitEdits:
             table = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
             self._bits = place(table == 0, device)
         forbidden = self._bits[place(masks.astype(np.int64), device)].view(len(at), -1)[:, : logits.shape[1]]
+        if len(at) == len(logits):
+            logits.masked_fill_(forbidden, -math.inf)
+            return
         where = _ids(at, device)
         logits[where] = logits[where].masked_fill(forbidden, -math.inf)
 
