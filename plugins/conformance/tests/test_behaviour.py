@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from qiao.contract import CATALOG, KVCache
+from qiao.contract import CATALOG, KVCache, composites
 from qiao.contract.cases import cases
 from qiao_conformance import behaviour, kit, reality, sim
 from qiao_conformance.target import Target, find
@@ -169,8 +169,7 @@ def test_every_hook_with_numbers_has_drawn_cases(reference):
 
     with_cases = {h for h in CATALOG if next(iter(cases(h, reference.capabilities)), None) is not None}
     without = {h for h in with_cases if drawn.recipes(h, reference.capabilities) is None}
-    fixed_only = {"allocate_kv", "copy_blocks", "expert_matmul", "route_experts", "combine_experts", "cap_logits"}
-    assert without == fixed_only
+    assert without == {"allocate_kv", "copy_blocks", "swap_blocks"}
 
 
 def hidden_layout(target):
@@ -185,7 +184,7 @@ def hidden_layout(target):
         assert layout == shut
         return replace(target.hooks["allocate_kv"](blocks, size, heads, dim, dtype, inner, device), layout=shut)
 
-    for name in ("write_kv", "attention", "decode_attention", "copy_blocks", "rope_write_kv"):
+    for name in ("write_kv", "attention", "decode_attention", "copy_blocks", "swap_blocks", "rope_write_kv"):
         hooks[name] = opened(target.hooks[name])
     del hooks["prepare_attention"]
     facts = replace(target.capabilities, kv_layouts=(shut,), kv_dtypes=("float32",), dtypes=("float32",))
@@ -194,7 +193,7 @@ def hidden_layout(target):
 
 def test_a_layout_that_only_the_plugin_reads_is_checked_through_attention(reference):
     target = hidden_layout(reference)
-    hooks = ("allocate_kv", "write_kv", "copy_blocks", "rope_write_kv", "attention")
+    hooks = ("allocate_kv", "write_kv", "copy_blocks", "swap_blocks", "rope_write_kv", "attention")
     for hook in hooks:
         for case in cases(hook, target.capabilities):
             kit.check_case(target, case)
@@ -210,3 +209,92 @@ def test_a_layout_that_only_the_plugin_reads_is_checked_through_attention(refere
     case = next(c for c in cases("write_kv", target.capabilities) if len(c.arguments["key"]) == 6)
     with pytest.raises(AssertionError, match="attention reads other keys or values in block"):
         kit.check_case(broken, case)
+
+
+def _reversed_ids(source_cache, target_cache, source, target):
+    return source_cache, target_cache, source, target.flip(0)
+
+
+def _touches_another(source_cache, target_cache, source, target):
+    other = next(i for i in range(target_cache.key.shape[0]) if i not in target.tolist())
+    target_cache.value[other].zero_()
+    return source_cache, target_cache, source, target
+
+
+def _harms_the_source(source_cache, target_cache, source, target):
+    kept = source_cache.key[source].clone()
+    source_cache.key[source] = 0
+    return replace(source_cache, key=source_cache.key.index_copy(0, source, kept)), target_cache, source, target
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_reversed_ids, "times the tolerance"),
+        (_touches_another, "written outside the slots"),
+        (_harms_the_source, r"changed \['source_cache'\]"),
+    ],
+)
+def test_a_wrong_swap_is_noticed(reference, change, said):
+    right = reference.hooks["swap_blocks"]
+    found = list(cases("swap_blocks", reference.capabilities))
+    assert {case.id.split("-")[1] for case in found} == {"in", "out"}
+    for case in found:
+        kit.check_case(reference, case)
+    broken = with_hook(reference, "swap_blocks", lambda *args: right(*change(*args)))
+    with pytest.raises(AssertionError, match=said):
+        for case in found:
+            kit.check_case(broken, case)
+
+
+def test_a_swap_gets_its_ids_on_the_host_and_one_cache_there():
+    sim.setup(memory=64 << 20)
+    target = find("sim")
+    for case in list(cases("swap_blocks", target.capabilities))[:2]:
+        arguments = target.placed(case)
+        assert {arguments[name].device.type for name in ("source", "target")} == {"cpu"}
+        places = {arguments[name].key.device.type for name in ("source_cache", "target_cache")}
+        assert places == {"cpu", "sim"}
+
+
+WRONG_EXPERTS = {
+    "expert_matmul": lambda right: lambda x, weights, experts: right(x, weights, (experts + 1) % len(weights)),
+    "route_experts": lambda right: lambda logits, top_k, normalise: right(logits, top_k, True),
+    "combine_experts": lambda right: lambda x, weights: right(x, weights.flip(1)),
+    "cap_logits": lambda right: lambda logits, cap: logits.clamp(-cap, cap),
+}
+
+
+@pytest.mark.parametrize("hook", WRONG_EXPERTS)
+def test_drawn_cases_notice_wrong_experts_and_caps(reference, hook):
+    facts = replace(reference.capabilities, dtypes=("float32",), schemes=("dense", "w4a16"))
+    target = replace(reference, capabilities=facts)
+    kit.check_drawn(target, hook, examples=10)
+    with pytest.raises(AssertionError, match=hook):
+        kit.check_drawn(with_hook(target, hook, WRONG_EXPERTS[hook](target.hooks[hook])), hook, examples=10)
+
+
+def test_a_plan_that_is_not_what_runs_is_noticed(reference, monkeypatch):
+    """The planned kernel is never called, or one is called that the plan puts elsewhere."""
+    planned, bound = reality.make_plan, reality.bind
+
+    def forgets(plan, backend, counters):
+        return replace(bound(plan, backend, counters), silu_mul=composites.silu_mul)
+
+    def without_norm(shape, backend, policy):
+        return planned(shape, backend, policy, drop=("rms_norm",) if backend.plugin == "sim" else ())
+
+    def whole(plan, backend, counters):
+        return bound(planned(plan.shape, backend, plan.policy), backend, counters)
+
+    sim.setup(memory=256 << 20)
+    target = find("sim")
+    with monkeypatch.context() as patch:
+        patch.setattr(reality, "bind", forgets)
+        with pytest.raises(AssertionError, match=r"the plan puts \['silu_mul'\] on sim, but a run of the model never"):
+            reality.check_plan(target)
+    monkeypatch.setattr(reality, "make_plan", without_norm)
+    reality.check_plan(target)
+    monkeypatch.setattr(reality, "bind", whole)
+    with pytest.raises(AssertionError, match=r"\['rms_norm'\] of sim were called although the plan puts them elsewh"):
+        reality.check_plan(target)

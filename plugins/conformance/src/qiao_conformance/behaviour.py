@@ -69,21 +69,22 @@ def check_repeatable(target: Target, case: Case, other: Case) -> None:
     Raises ``AssertionError``.
     """
     first = _call(target, case)
-    noted = host(_plain(first))
+    noted = host(first)
     _call(target, other)
-    assert same(noted, host(_plain(first))), f"{case.id}: a later call changed the result of an earlier one"
-    again = host(_plain(_call(target, case)))
+    assert same(noted, host(first)), f"{case.id}: a later call changed the result of an earlier one"
+    again = host(_call(target, case))
     assert same(noted, again), f"{case.id}: the same arguments gave other bits the second time"
 
 
 def _call(target: Target, case: Case) -> Any:
-    """The results, with what is in the cache at the slots that the case has written."""
+    """The results, with what is in each cache that may change at the slots that the case has written."""
     arguments = target.placed(case)
-    result = target.call(case.hook, arguments)
-    cache, loose = arguments.get("cache"), case.arguments.get("cache")
-    if isinstance(loose, LooseCache) and "cache" in CATALOG[case.hook].mutates and cache.layout in ("NHD", "HND"):
-        return (*_plain(result), *(rows[loose.slots] for rows in flat_rows(cache)))
-    return result
+    found = _plain(target.call(case.hook, arguments))
+    for name in CATALOG[case.hook].mutates:
+        cache, loose = arguments[name], case.arguments[name]
+        if isinstance(loose, LooseCache) and cache.layout in ("NHD", "HND"):
+            found = (*found, *(rows[loose.slots] for rows in flat_rows(cache)))
+    return found
 
 
 def _plain(result: Any) -> tuple[Any, ...]:

@@ -34,8 +34,9 @@ def check_case(target: Target, case: Case, *, strided: bool = False) -> None:
     assert not changed, f"{case.hook} changed {changed}; it may only change {list(allowed)}"
     for name, rows in wide.items():
         assert same(_beside(beside[name]), _beside(host(rows))), f"{case.hook} wrote beside the rows of {name}"
-    if isinstance(arguments.get("cache"), KVCache) and "cache" in allowed:
-        _check_untouched(case, before["cache"], arguments["cache"])
+    for name in allowed:
+        if isinstance(arguments[name], KVCache):
+            _check_untouched(case, before[name], arguments[name])
     _CHECKS.get(case.hook, _check_results)(target, case, arguments, result)
 
 
@@ -75,12 +76,16 @@ def _check_untouched(case: Case, before: Mapping[str, Any], cache: KVCache) -> N
     if "slot_mapping" in case.arguments:
         slots = case.arguments["slot_mapping"]
     else:
-        slots = (case.arguments["target"][:, None] * size + torch.arange(size)[None, :]).flatten()
+        slots = _slots_of(case.arguments["target"], size)
     old = KVCache(**{f.name: before[f.name] for f in fields(KVCache)})  # a plugin may keep more in its own record
     for name, was, now in zip(("key", "value"), flat_rows(old), flat_rows(cache), strict=True):
         kept = ~torch.isin(torch.arange(len(was)), slots)
         wrong = [i for i in torch.arange(len(was))[kept].tolist() if not same(was[i], now[i])]
         assert not wrong, f"{case.id}: {name} was written outside the slots: at slots {wrong[:8]}"
+
+
+def _slots_of(blocks: torch.Tensor, size: int) -> torch.Tensor:
+    return (blocks[:, None] * size + torch.arange(size)[None, :]).flatten()
 
 
 def _check_results(target: Target, case: Case, arguments: dict[str, Any], result: Any) -> None:
@@ -106,12 +111,18 @@ def _check_attention(target: Target, case: Case, arguments: dict[str, Any], resu
 
 
 def _check_stored(
-    target: Target, case: Case, cache: KVCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor
+    target: Target,
+    case: Case,
+    cache: KVCache,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slots: torch.Tensor,
+    argument: str = "cache",
 ) -> None:
     """``key`` and ``value`` [T, K, D] at ``slots``, and elsewhere what the case's loose cache wrote before."""
-    loose: LooseCache = case.arguments["cache"]
+    loose: LooseCache = case.arguments[argument]
     if cache.layout not in ("NHD", "HND"):
-        _check_through_attention(target, case, cache, (key, value), slots)
+        _check_through_attention(target, case, loose, cache, (key, value), slots)
         return
     for name, rows, old, new in zip(
         ("key", "value"), flat_rows(cache), (loose.key, loose.value), (key, value), strict=True
@@ -123,13 +134,17 @@ def _check_stored(
 
 
 def _check_through_attention(
-    target: Target, case: Case, cache: KVCache, new: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor
+    target: Target,
+    case: Case,
+    loose: LooseCache,
+    cache: KVCache,
+    new: tuple[torch.Tensor, torch.Tensor],
+    slots: torch.Tensor,
 ) -> None:
     """The same for a layout that only the plugin can read: one query over each whole block.
 
     The case has written every slot; what it wrote again is ``new`` at ``slots``.
     """
-    loose: LooseCache = case.arguments["cache"]
     parts = [loose.key.clone(), loose.value.clone()]
     for part, rows in zip(parts, new, strict=True):
         part[slots[slots >= 0]] = rows[slots >= 0].to(part.dtype)
@@ -170,9 +185,15 @@ def _check_rope_write(target: Target, case: Case, arguments: dict[str, Any], res
 
 def _check_copy(target: Target, case: Case, arguments: dict[str, Any], result: Any) -> None:
     loose, size = case.arguments["cache"], case.arguments["cache"].block_size
-    offset = torch.arange(size)[None, :]
-    source, target_slots = ((case.arguments[n][:, None] * size + offset).flatten() for n in ("source", "target"))
-    _check_stored(target, case, arguments["cache"], loose.key[source], loose.value[source], target_slots)
+    source, to = (_slots_of(case.arguments[name], size) for name in ("source", "target"))
+    _check_stored(target, case, arguments["cache"], loose.key[source], loose.value[source], to)
+
+
+def _check_swap(target: Target, case: Case, arguments: dict[str, Any], result: Any) -> None:
+    given = case.arguments
+    loose, cache = given["source_cache"], arguments["target_cache"]
+    source, to = (_slots_of(given[name], loose.block_size) for name in ("source", "target"))
+    _check_stored(target, case, cache, loose.key[source], loose.value[source], to, "target_cache")
 
 
 def _check_allocate(target: Target, case: Case, arguments: dict[str, Any], result: KVCache) -> None:
@@ -221,6 +242,7 @@ _CHECKS: Mapping[str, Check] = MappingProxyType(
         "write_kv": _check_write,
         "rope_write_kv": _check_rope_write,
         "copy_blocks": _check_copy,
+        "swap_blocks": _check_swap,
         "allocate_kv": _check_allocate,
         "sample": _check_sample,
         "logprobs": _check_logprobs,

@@ -7,7 +7,6 @@ towards one, windows and caps towards none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -17,84 +16,12 @@ from qiao.contract import Capabilities, PenaltyTensors
 from qiao.contract.cases import Case, linear, logits, paged
 from qiao.contract.cases.base import Random
 
+from qiao_conformance.recipes import Capped, Experts, Light, Linear, Paged, Recipe, Routed, Sampling, Write
+
 MOST_BLOCKS = 3
 """Of one sequence, so that small cases cross the borders of blocks."""
 
 
-@dataclass(frozen=True)
-class Paged:
-    """A ragged batch: ``sequences`` of (queries, context); the cache has ``spare`` blocks that nobody uses."""
-
-    dtype: str
-    kept: str
-    layout: str
-    block_size: int
-    head_dim: int
-    kv_heads: int
-    group: int
-    sequences: tuple[tuple[int, int], ...]
-    window: int
-    soft_cap: float
-    spare: int
-    seed: int
-
-    @property
-    def parts(self) -> tuple[paged.Batch, paged.Kind]:
-        """The same as records of the fixed cases."""
-        queries, contexts = zip(*self.sequences, strict=True)
-        heads = self.kv_heads * self.group
-        batch = paged.Batch("drawn", queries, contexts, heads, self.kv_heads, self.window, self.soft_cap)
-        return batch, paged.Kind(self.dtype, self.kept, self.layout, self.block_size, self.head_dim)
-
-
-@dataclass(frozen=True)
-class Write:
-    """``tokens`` new vectors, ``padding`` of which have the slot -1."""
-
-    cache: Paged
-    tokens: int
-    padding: int
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A product of ``tokens`` rows with a weight [rows, groups * group] of ``scheme``."""
-
-    dtype: str
-    scheme: str
-    tokens: int
-    rows: int
-    groups: int
-    group: int
-    options: str
-    bias: bool
-    seed: int
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """``rows`` of (temperature, top_k, top_p, min_p) over ``vocab`` tokens; with ``ties`` many logits are equal."""
-
-    vocab: int
-    rows: tuple[tuple[float, int, float, float], ...]
-    ties: bool
-    seed: int
-
-
-@dataclass(frozen=True)
-class Light:
-    """``tokens`` rows of ``size``; heads and pairs matter to rotations only."""
-
-    dtype: str
-    tokens: int
-    size: int
-    heads: int
-    pairs: int
-    interleaved: bool
-    seed: int
-
-
-Recipe = Paged | Write | Linear | Sampling | Light
 _SEED = st.integers(0, 999)
 
 
@@ -145,12 +72,13 @@ def paged_slots(recipe: Paged) -> int:
 
 
 @st.composite
-def _linear(draw: st.DrawFn, facts: Capabilities) -> Linear:
+def _linear(draw: st.DrawFn, facts: Capabilities, for_experts: bool = False) -> Linear:
     scheme = draw(_choice(facts.schemes))
     group, groups = draw(st.integers(1, 80)), 1
     if scheme in ("w4a16", "w8a16"):
         group, groups = draw(st.sampled_from((32, 64, 128))), draw(st.integers(1, 3))
-    options = {"fp8": ("", "rows"), "w8a16": ("", "zero"), "w4a16": ("", "perm", "symmetric")}.get(scheme, ("",))
+    options = {"fp8": ("", "rows"), "w8a16": ("", "zero"), "w4a16": ("", "symmetric", "perm")}.get(scheme, ("",))
+    options = tuple(x for x in options if x != "perm") if for_experts else options
     return Linear(
         draw(_choice(facts.dtypes)),
         scheme,
@@ -192,17 +120,55 @@ def _light(draw: st.DrawFn, facts: Capabilities) -> Light:
     )
 
 
+@st.composite
+def _experts(draw: st.DrawFn, facts: Capabilities) -> Experts:
+    count = draw(st.integers(1, 6))
+    choice = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=9))
+    return Experts(draw(_linear(facts, for_experts=True)), count, tuple(choice))
+
+
+@st.composite
+def _routed(draw: st.DrawFn, facts: Capabilities) -> Routed:
+    experts = draw(st.integers(1, 64))
+    return Routed(
+        draw(_choice(facts.dtypes)),
+        draw(st.integers(1, 9)),
+        experts,
+        draw(st.integers(1, min(experts, 8))),
+        draw(st.integers(1, 70)),
+        draw(st.booleans()),
+        draw(_SEED),
+    )
+
+
+@st.composite
+def _capped(draw: st.DrawFn, facts: Capabilities) -> Capped:
+    cap = draw(st.sampled_from((1.0, 2.5, 30.0, 50.0)))
+    return Capped(draw(st.integers(1, 5)), draw(st.integers(1, 300)), cap, draw(_SEED))
+
+
+_LIGHT = ("rms_norm", "add_rms_norm", "rotary", "silu_mul", "gelu_mul")
+_STRATEGIES: Mapping[str, Callable[[Capabilities], st.SearchStrategy[Recipe]]] = MappingProxyType(
+    {
+        "attention": _paged,
+        "decode_attention": lambda facts: _paged(facts, True),
+        "write_kv": _write,
+        "rope_write_kv": lambda facts: _write(facts, True),
+        "matmul": _linear,
+        "expert_matmul": _experts,
+        "route_experts": _routed,
+        "combine_experts": _routed,
+        "cap_logits": _capped,
+        **dict.fromkeys(("sample", "apply_penalties", "logprobs"), _sampling),
+        **dict.fromkeys(_LIGHT, _light),
+    }
+)
+
+
 def recipes(hook: str, facts: Capabilities) -> st.SearchStrategy[Recipe] | None:
     """What to draw for ``hook`` on a chip with ``facts``; None where it has only fixed cases."""
-    if hook in ("attention", "decode_attention"):
-        return _paged(facts, hook == "decode_attention")
-    if hook in ("write_kv", "rope_write_kv"):
-        return _write(facts, hook == "rope_write_kv")
-    if hook == "matmul":
-        return _linear(facts)
-    if hook in ("sample", "apply_penalties", "logprobs"):
-        return _sampling(facts)
-    return _light(facts) if hook in ("rms_norm", "add_rms_norm", "rotary", "silu_mul", "gelu_mul") else None
+    make = _STRATEGIES.get(hook)
+    return None if make is None else make(facts)
 
 
 def build(hook: str, recipe: Any) -> Case:
@@ -253,6 +219,31 @@ def _product(random: Random, recipe: Linear) -> Made:
     }
 
 
+def _expert_product(random: Random, recipe: Experts) -> Made:
+    each = recipe.weight
+    made = [_product(random, each)[1] for _ in range(recipe.count)]
+    x = random.normal(len(recipe.choice), each.groups * each.group, dtype=each.dtype)
+    weights = tuple(one["weight"] for one in made)
+    return each.dtype, {"x": x, "weights": weights, "experts": torch.tensor(recipe.choice)}
+
+
+def _routing(random: Random, recipe: Routed) -> Made:
+    """No two logits of a row are equal, so that the choice is one."""
+    steps = torch.stack([random.order(recipe.experts) for _ in range(recipe.tokens)]) - recipe.experts // 2
+    logits = (steps / 8).to(getattr(torch, recipe.dtype))
+    return recipe.dtype, {"logits": logits, "top_k": recipe.top_k, "normalise": recipe.normalise}
+
+
+def _combined(random: Random, recipe: Routed) -> Made:
+    x = random.normal(recipe.tokens, recipe.top_k, recipe.size, dtype=recipe.dtype)
+    weights = random.uniform(recipe.tokens, recipe.top_k) / recipe.top_k
+    return recipe.dtype, {"x": x, "weights": weights.to(x.dtype)}
+
+
+def _beyond_cap(random: Random, recipe: Capped) -> Made:
+    return "float32", {"logits": random.normal(recipe.rows, recipe.vocab) * 2 * recipe.cap, "cap": recipe.cap}
+
+
 def _scores(random: Random, recipe: Sampling) -> torch.Tensor:
     found = random.normal(len(recipe.rows), recipe.vocab) * 3
     return found.round() if recipe.ties else found
@@ -301,6 +292,10 @@ _MAKERS: Mapping[str, Callable[[Random, Any], Made]] = MappingProxyType(
         "write_kv": _written,
         "rope_write_kv": _rotated_and_written,
         "matmul": _product,
+        "expert_matmul": _expert_product,
+        "route_experts": _routing,
+        "combine_experts": _combined,
+        "cap_logits": _beyond_cap,
         "sample": _sample,
         "apply_penalties": _penalties,
         "logprobs": _logprobs,

@@ -63,9 +63,24 @@ def _recipes(hook: str, facts: Capabilities) -> Iterator[tuple[str, drawn.Recipe
             yield label, cache if "attention" in hook else drawn.Write(cache, 16, 0)
     elif hook in ("sample", "apply_penalties", "logprobs"):
         yield "16x32000", drawn.Sampling(32_000, ((0.8, 40, 0.95, 0.0),) * 16, False, 0)
+    elif hook == "cap_logits":
+        yield "16x32000", drawn.Capped(16, 32_000, 30.0, 0)
+    elif hook in ("expert_matmul", "route_experts", "combine_experts"):
+        yield from _of_experts(hook, facts, dtype)
     elif drawn.recipes(hook, facts) is not None:
         size = {"rotary": 128, "silu_mul": 14_336, "gelu_mul": 14_336}.get(hook, 4096)
         yield f"16x{size}", drawn.Light(dtype, 16, size, 8, 64, False, 0)
+
+
+def _of_experts(hook: str, facts: Capabilities, dtype: str) -> Iterator[tuple[str, drawn.Recipe]]:
+    """Eight experts of 1024 rows, two for each of 16 tokens; small enough to be made in a moment."""
+    if hook != "expert_matmul":
+        yield "16x8-of-64", drawn.Routed(dtype, 16, 64, 8, 4096, True, 0)
+        return
+    for scheme in facts.schemes:
+        group = (128, 16) if scheme in ("w4a16", "w8a16") else (2048, 1)
+        weight = drawn.Linear(dtype, scheme, 0, 1024, group[1], group[0], "", False, 0)
+        yield f"{scheme}-8x1024x2048-32rows", drawn.Experts(weight, 8, tuple(i % 8 for i in range(32)))
 
 
 def _cache(facts: Capabilities, dtype: str, sequences: tuple[tuple[int, int], ...]) -> drawn.Paged:

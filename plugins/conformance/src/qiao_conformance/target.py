@@ -36,12 +36,14 @@ class Target:
         return Tolerance(max(usual.atol, declared.atol), max(usual.rtol, declared.rtol))
 
     def placed(self, case: Case) -> dict[str, Any]:
-        """The case's arguments on the device."""
+        """The case's arguments on the device, but those that the contract has on the host."""
         device = self.device.torch_device
-        return {
-            name: device if name == "device" else place(value, self.hooks, device)
-            for name, value in case.arguments.items()
-        }
+        found = {}
+        for operand in CATALOG[case.hook].args:
+            value = device if operand.name == "device" else case.arguments[operand.name]
+            stays = operand.place == "host" and isinstance(value, torch.Tensor)
+            found[operand.name] = value.clone() if stays else place(value, self.hooks, device)
+        return found
 
     def call(self, hook: str, arguments: Mapping[str, Any]) -> Any:
         """Call and wait, so that a late fault raises here."""

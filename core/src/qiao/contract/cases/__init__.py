@@ -20,6 +20,7 @@ _MAKERS: Mapping[str, Callable[[Capabilities, Random], Made]] = MappingProxyType
     {
         "allocate_kv": paged.allocate_kv,
         "copy_blocks": paged.copy_blocks,
+        "swap_blocks": paged.swap_blocks,
         "write_kv": paged.write_kv,
         "attention": paged.attention,
         "decode_attention": paged.decode_attention,

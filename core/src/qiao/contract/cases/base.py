@@ -21,7 +21,10 @@ from qiao.contract.types import (
 
 @dataclass(frozen=True, slots=True)
 class LooseCache:
-    """What is written to a cache of ``dtype``: ``key`` and ``value`` [n, K, D] at ``slots`` [n] int64."""
+    """What is written to a cache of ``dtype``: ``key`` and ``value`` [n, K, D] at ``slots`` [n] int64.
+
+    With ``on_host`` the cache is a copy in the host's memory, as the other side of ``swap_blocks``.
+    """
 
     key: torch.Tensor
     value: torch.Tensor
@@ -30,6 +33,7 @@ class LooseCache:
     block_size: int
     layout: str
     dtype: str
+    on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,13 @@ def place_cache(loose: LooseCache, hooks: Hooks, device: str) -> KVCache:
         loose.num_blocks, loose.block_size, heads, size, getattr(torch, loose.dtype), loose.layout, device
     )
     hooks["write_kv"](loose.key.to(device), loose.value.to(device), cache, loose.slots.to(device))
-    return cache
+    return _on_host(cache) if loose.on_host else cache
+
+
+def _on_host(cache: KVCache) -> KVCache:
+    """A copy of ``cache`` in the host's memory, in the same layout."""
+    names = [f.name for f in fields(cache) if isinstance(getattr(cache, f.name), torch.Tensor)]
+    return replace(cache, **{name: getattr(cache, name).to("cpu", copy=True) for name in names})
 
 
 class Random:

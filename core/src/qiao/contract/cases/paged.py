@@ -170,6 +170,21 @@ def copy_blocks(capabilities: Capabilities, random: Random) -> Made:
         yield kind.label, kind.dtype, arguments, "two blocks, the others untouched"
 
 
+def swap_blocks(capabilities: Capabilities, random: Random) -> Made:
+    """Two blocks of a full cache to two others of another one, from the device to the host and back."""
+    for kind in _kinds(capabilities):
+        for way in ("out", "in"):
+            if way == "out" and kind.layout not in ("NHD", "HND"):
+                continue  # nothing but the device reads such a layout
+            caches = [filled(random, paged(random, _BATCHES[1], kind)[0], kind.dtype) for _ in range(2)]
+            names = ("source_cache", "target_cache") if way == "in" else ("target_cache", "source_cache")
+            pair = {names[0]: replace(caches[0], on_host=True), names[1]: caches[1]}
+            ids = [random.order(caches[0].num_blocks)[:2] for _ in range(2)]
+            arguments = {name: pair[name] for name in ("source_cache", "target_cache")}
+            arguments |= {"source": ids[0], "target": ids[1]}
+            yield f"{way}-{kind.label}", kind.dtype, arguments, "two blocks, the others untouched"
+
+
 def allocate_kv(capabilities: Capabilities, random: Random) -> Made:
     """Each dtype with each layout."""
     for kind in _kinds(capabilities):
