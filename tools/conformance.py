@@ -131,12 +131,18 @@ def run(target: Target, arguments: list[str]) -> bool:
 def main() -> int:
     """All targets or those of ``--only``; 1 where a check failed or a target asked for by name is not there."""
     parser = argparse.ArgumentParser(description="The conformance kit on every plugin here; renews coverage files.")
-    parser.add_argument("--only", action="append", default=[], metavar="PLUGIN", help="this one; may be repeated")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="PLUGIN",
+        help="this plugin, or one chip of it ('cambricon MLU370'); may be repeated",
+    )
     parser.add_argument("--list", action="store_true", help="say what there is and whether it can run here")
     options, rest = parser.parse_known_args()
     bad, done = [], dict[tuple[str, ...], str]()
     for target in targets():
-        if options.only and target.plugin not in options.only:
+        if options.only and not {target.plugin, target.title} & set(options.only):
             continue
         print(f"== {target.title} ({target.level})", flush=True)
         missing = target.missing or ("" if options.list else prepared(target, done))

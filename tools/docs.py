@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -218,54 +217,11 @@ def serve_sections() -> list[str]:
 # coverage ------------------------------------------------------------------------------------------------------------
 
 
-def coverage_files() -> list[dict[str, Any]]:
-    """The coverage file of each plugin: those of this repository's own devices first, then the vendors'."""
-    files = [*ROOT.glob("plugins/*/src/**/coverage.json"), *ROOT.glob("plugins-*/src/*/coverage.json")]
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in files if "build" not in file.parts]
-    order = ("reference", "cpu", "sim")
-    return sorted(found, key=lambda d: (order.index(d["plugin"]) if d["plugin"] in order else 9, d["plugin"]))
-
-
 def coverage_page() -> str:
-    """``docs/coverage/README.md`` from the ``coverage.json`` of each distribution."""
-    documents = coverage_files()
-    columns = [(d["plugin"], name, chip) for d in documents for name, chip in d["chips"].items()]
-    without = [f"`{d['plugin']}`" for d in documents if not d["chips"]]
-    rows = (
-        (f"`{name}`", *(chip["operators"].get(name, {}).get("level", "none") for _, _, chip in columns))
-        for name in CATALOG
-    )
-    intro = (
-        "How each operator of each plugin was verified by the conformance kit, chip by chip. `device`: on real "
-        "hardware; `vendor-host`: with the vendor's real host library over stand-in drivers; `compiled`: its kernels "
-        "compile for the target; `interpreted`: in a kernel interpreter; `stand-in`: on something that computes on the "
-        "host in the vendor's place, by its documented rules, which says nothing about the vendor's own software; "
-        "`none`: not there, or some check failed.\n"
-    )
-    nothing = f"No operator of {', '.join(without)} has been verified.\n" if without else ""
-    head = ("operator", *(f"{plugin} {chip}" for plugin, chip, _ in columns))
-    parts = [NOTE, "# Coverage\n", intro, table(head, rows), nothing]
-    parts += [coverage_section(plugin, name, chip) for plugin, name, chip in columns]
-    return "\n".join(filter(None, parts))
+    """See ``tools.coverage_page``."""
+    from tools import coverage_page
 
-
-def coverage_section(plugin: str, name: str, chip: Mapping[str, Any]) -> str:
-    """One chip: when, with which software, within which limits, and each operator's dtypes."""
-    sdk = ", ".join(f"{key} {value}" for key, value in chip["sdk"].items())
-    limits = [
-        (key.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else ("yes" if value else "no"))
-        for key, value in chip["limits"].items()
-    ]
-    rows = (
-        (f"`{operator}`", entry["level"], ", ".join(entry["dtypes"]), str(entry["checks"]), str(entry["failed"]))
-        for operator, entry in chip["operators"].items()
-    )
-    return (
-        f"## {plugin} {name}\n\nLevel `{chip['level']}`, {chip['date']}, with {sdk}.\n\n"
-        + table(("limit", "declared"), ((key, value or "any") for key, value in limits))
-        + "\n"
-        + table(("operator", "level", "dtypes", "checks", "failed"), rows)
-    )
+    return coverage_page.page(NOTE, coverage_page.files())
 
 
 PAGES: Mapping[str, Callable[[], str]] = {

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from qiao.contract import CATALOG
 from qiao.registry import discover
 from qiao.registry.manager import load
 from qiao_conformance.coverage import LEVELS, stale
 
 from tests.support.source import ROOT, relative
 from tools.conformance import targets
+from tools.coverage_page import LEVELS as MEANINGS
+from tools.coverage_page import page
 
 FILES = sorted({*ROOT.glob("plugins/*/src/**/coverage.json"), *ROOT.glob("plugins-*/src/*/coverage.json")})
 
@@ -35,3 +38,29 @@ def test_every_target_has_a_file_about_the_hooks_that_it_has(target) -> None:
     record = discovery.named(target.plugin)
     assert record is not None
     assert not stale(document, load(record, discovery.core_version).hooks), "run: make conformance"
+
+
+def test_the_page_has_level_date_limits_and_failures_of_each_chip() -> None:
+    def chip(level: str, **operators: dict[str, object]) -> dict[str, object]:
+        limits = {"dtypes": ["float16"], "block_sizes": [], "soft_cap": False}
+        return {"level": level, "date": "2026-01-31", "sdk": {"torch": "2"}, "limits": limits, "operators": operators}
+
+    right = {"level": "stand-in", "dtypes": ["float16"], "checks": 7, "failed": 0}
+    wrong = {"level": "none", "dtypes": [], "checks": 9, "failed": 2}
+    chips = {
+        "X1": chip("stand-in", matmul=right, sample=wrong),
+        "X2": chip("device", matmul={**right, "level": "device"}),
+    }
+    about = {"plugin": "acme", "distribution": "qiao-acme", "version": "3", "contract": "1.1", "chips": chips}
+    lines = page("", [about, {**about, "plugin": "other", "chips": {}}]).splitlines()
+    assert "| `matmul` | device |" in lines and "| `sample` | - |" in lines
+    assert "| acme | X1 | stand-in | 2026-01-31 | 1 of " + f"{len(CATALOG)} | 16 | 2 |" in lines
+    assert "| `matmul` | stand-in: float16 (7) | device: float16 (7) |" in lines
+    assert "| `sample` | none: 2 of 9 checks failed | - |" in lines
+    assert "| dtypes | float16 | float16 |" in lines and "| block sizes | any | any |" in lines
+    assert "| soft cap | no | no |" in lines
+    assert "No operator of `other` has been verified." in lines
+
+
+def test_the_page_knows_the_levels_of_the_kit() -> None:
+    assert tuple(MEANINGS) == LEVELS

@@ -147,6 +147,85 @@ def test_findings_about_chips(language: str) -> None:
     assert [f["id"] for f in told["findings"]] == ["driver_with_cpu_torch"]
 
 
+REAL = {"npu-smi": "ascend", "cnmon": "cambricon", "hy-smi": "dcu", "nvidia-smi": "cuda"}
+
+
+def machine_with(name: str, installed: dict[str, str], torch_packages: dict[str, str]) -> dict[str, object]:
+    """Facts of a machine with the recorded chips, its driver, and what is ``installed``."""
+    found = facts(name)
+    real = next(device for command, device in REAL.items() if name.startswith(command))
+    known = next(e for e in known_drivers()["accelerators"] if e["name"] == real)
+    driver = {**found["drivers"][0], **{k: known[k] for k in ("name", "vendor", "package", "torch")}}
+    nothing = {n: None for e in known_drivers()["accelerators"] for n in (e["package"], *e["torch"])}
+    there = {"packages": {**nothing, **installed}, "torch_packages": {**nothing, **torch_packages}}
+    return changed({"drivers": [driver], **there})
+
+
+def missing(told: dict[str, object]) -> list[dict[str, str]]:
+    return [f for f in told["findings"] if f["id"].startswith("driver_")]
+
+
+@pytest.mark.parametrize("language", doctor.LANGUAGES)
+@pytest.mark.parametrize("name", CHIPS)
+def test_every_chip_its_memory_and_what_is_missing_in_both_languages(name: str, language: str) -> None:
+    bare = machine_with(name, {}, {})
+    (driver,) = bare["drivers"]
+    package, needed = driver["package"], driver["torch"]
+    text = doctor.render(doctor.report(bare, language), language)
+    for label, chip, _, used, total in CHIPS[name][1]:
+        (line,) = [x for x in text.splitlines() if x.strip().startswith(f"{label}: {chip}")]
+        assert not total or (f"{total / 1024:.1f} GiB" in line and f"{used / 1024:.1f}" in line)
+    (found,) = missing(doctor.report(bare, language))
+    assert (found["id"], found["remedy"]) == ("driver_without_package", f"pip install {package}")
+    assert driver["vendor"] in found["text"]
+    assert any("\u4e00" <= c <= "\u9fff" for c in found["text"]) == (language == "zh")
+    (found,) = missing(doctor.report(machine_with(name, {package: "0.1"}, {}), language))
+    assert found["id"] == "driver_without_torch" and "docs/install" in found["remedy"]
+    assert all(part in found["text"] for part in needed)
+    whole = machine_with(name, {package: "0.1"}, dict.fromkeys(needed, "2.9"))
+    assert missing(doctor.report(whole, language)) == []
+
+
+@pytest.mark.parametrize(
+    ("recording", "written", "families"),
+    [
+        ("npu-smi-910B3", "910B3", {"910B3": "Atlas A2", "910B4": "Atlas A2", "Ascend910_9391": "Atlas A3"}),
+        ("npu-smi-310P3", "310P3", {"310P3": "Atlas inference, no bfloat16"}),
+        ("cnmon-MLU590", "MLU590-M9", {"MLU590-H8": "", "MLU580": "", "MLU370-S4": "no bfloat16"}),
+        (
+            "hy-smi-K100_AI",
+            "K100_AI",
+            {
+                "Z100": "gfx906, no bfloat16",
+                "Z100L": "gfx906, no bfloat16",
+                "K100": "gfx926",
+                "K500SM_AI": "gfx928",
+                "BW1000": "gfx936",
+                "BW1100": "gfx938, fp8",
+            },
+        ),
+    ],
+)
+def test_families_are_told_apart_by_name(recording: str, written: str, families: dict[str, str]) -> None:
+    """Names of which there is no recording of their own, put into one."""
+    for name, family in families.items():
+        text = recorded(recording).replace(written, name)
+        chips = monitors.parse(entry_of(recording), text)
+        assert {(c.name, c.family) for c in chips} == {(name, family)}
+
+
+@pytest.mark.parametrize("locale", ["en_US.UTF-8", "zh_CN.UTF-8"])
+def test_no_driver_at_all(tmp_path: Path, locale: str) -> None:
+    """The command in each environment, with nothing but an empty folder on PATH."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("QIAO_", "LC_"))}
+    env |= {"PATH": str(tmp_path), "LANG": locale, "QIAO_PLUGINS": "reference"}
+    command = [sys.executable, "-m", "qiao", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
+    said = "no accelerator's driver or SDK found" if locale.startswith("en") else "未发现任何加速卡的驱动或 SDK"
+    assert said in done.stdout and "Traceback" not in done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_command_names_chips_memory_and_what_is_missing(tmp_path: Path) -> None:
     """All four vendors' commands on PATH at once, each printing its recording."""
     names = {"npu-smi": "910B3", "cnmon": "MLU590", "hy-smi": "K100_AI", "nvidia-smi": "H200"}

@@ -1,42 +1,64 @@
 """Matmul family: dense, 4-bit and 8-bit weights under the names of both generations of torch_mlu_ops.
 
-The 4-bit kernels are symmetric, take groups of 64 to 512 and no act-order. A weight that asks for more is dequantized
-at load and multiplied as a dense one.
+The kernels for quantized weights are symmetric, take groups of 64 to 512 and no act-order. A weight that asks for more
+is dequantized at load and multiplied as a dense one; so is ``w8a16`` in the newer generation, which has no such kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from qiao.contract import PackedWeight, WeightInfo, hookimpl
 
-from qiao_cambricon import _sdk
-from qiao_cambricon.chips import GROUPS
+from qiao_cambricon import _sdk, rules
 
 _MIDDLE = 8
 """Zero point of a symmetric 4-bit weight held as 0..15."""
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed(PackedWeight):
+    """A weight; ``shared`` holds by name what the experts of one layer have put together, ``data`` are views of it."""
+
+    shared: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 @hookimpl
 def pack_weight(scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightInfo, device: str) -> PackedWeight:
     """Raises ``ValueError`` for a scheme that there is no operation for."""
-    if scheme == "dense":
-        data = {"weight": tensors["weight"].contiguous()}
-    elif scheme == "w8a8":
-        data = {"codes": tensors["weight"].contiguous(), "scale": tensors["scale"].float().flatten()}
-    elif scheme == "w4a16" and _fits(tensors, info):
-        data = {"codes": _nibbles(tensors["weight"]), "scale": tensors["scale"].float().contiguous()}
-    elif scheme == "w4a16":
-        data = {"weight": _dequantized(tensors, info)}
-    else:
+    makers = {"dense": _dense, "w8a8": _eight_by_eight, "w4a16": _four_bit, "w8a16": _eight_bit}
+    if scheme not in makers:
         raise ValueError(f"{info.name}: torch_mlu_ops has no operation for {scheme}")
-    return PackedWeight(scheme, info, {name: tensor.to(device) for name, tensor in data.items()})
+    data = makers[scheme](tensors, info)
+    return Packed(scheme, info, {name: tensor.to(device) for name, tensor in data.items()})
 
 
-def _fits(tensors: Mapping[str, torch.Tensor], info: WeightInfo) -> bool:
-    symmetric = bool((tensors["zero"] == _MIDDLE).all())
-    return symmetric and "perm" not in tensors and info.group_size in GROUPS and info.in_features % 2 == 0
+def _dense(tensors: Tensors, info: WeightInfo) -> dict[str, torch.Tensor]:
+    return {"weight": tensors["weight"].contiguous()}
+
+
+def _eight_by_eight(tensors: Tensors, info: WeightInfo) -> dict[str, torch.Tensor]:
+    return {"codes": tensors["weight"].contiguous(), "scale": tensors["scale"].float().flatten()}
+
+
+def _four_bit(tensors: Tensors, info: WeightInfo) -> dict[str, torch.Tensor]:
+    if "perm" in tensors or not rules.takes_zero(tensors["zero"], _MIDDLE) or not rules.group_fits(info, 4):
+        return {"weight": _dequantized(tensors, info)}
+    return {"codes": _nibbles(tensors["weight"]), "scale": tensors["scale"].float().contiguous()}
+
+
+def _eight_bit(tensors: Tensors, info: WeightInfo) -> dict[str, torch.Tensor]:
+    """One scale a row, or a group that the kernel takes."""
+    whole = tensors["scale"].shape[1] == 1
+    takes = _sdk.has("weight_only_quant_matmul") and "perm" not in tensors and rules.takes_zero(tensors.get("zero"), 0)
+    if not takes or not (whole or rules.group_fits(info, 8)):
+        return {"weight": _dequantized(tensors, info)}
+    scale = tensors["scale"].float()
+    return {"codes": tensors["weight"].contiguous(), "scale": scale.flatten() if whole else scale.contiguous()}
 
 
 def _nibbles(weight: torch.Tensor) -> torch.Tensor:
@@ -46,11 +68,13 @@ def _nibbles(weight: torch.Tensor) -> torch.Tensor:
     return packed.to(torch.uint8).view(torch.int8).contiguous()
 
 
-def _dequantized(tensors: Mapping[str, torch.Tensor], info: WeightInfo) -> torch.Tensor:
-    """float32 [O, I] with the columns in the order of the inputs."""
+def _dequantized(tensors: Tensors, info: WeightInfo) -> torch.Tensor:
+    """[O, I] in the scales' dtype, the columns in the order of the inputs."""
     columns = info.in_features // tensors["scale"].shape[1]
-    zero, scale = (tensors[name].float().repeat_interleave(columns, 1) for name in ("zero", "scale"))
-    value = (tensors["weight"].float() - zero) * scale
+    value = tensors["weight"].float()
+    if "zero" in tensors:
+        value = value - tensors["zero"].float().repeat_interleave(columns, 1)
+    value = (value * tensors["scale"].float().repeat_interleave(columns, 1)).to(tensors["scale"].dtype)
     if "perm" not in tensors:
         return value
     ordered = torch.empty_like(value)
@@ -64,28 +88,35 @@ def matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     rows, data = x.contiguous(), weight.data
     bias = None if bias is None else bias.to(x.dtype)
     if weight.scheme == "w8a8":
-        return _eight_bits(rows, data, bias)
+        return _by_int8(rows, data, bias)
     if "codes" in data:
-        return _four_bits(rows, data, bias)
+        return _weight_only(rows, data, bias, 4 if weight.scheme == "w4a16" else 8)
     return _sdk.operation("matmul")(rows, data["weight"].to(x.dtype), bias, None, "none", 1.0, 0.0)
 
 
-def _four_bits(x: torch.Tensor, data: Mapping[str, torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
-    scale = data["scale"].to(x.dtype)
-    if _sdk.has("scaled_matmul"):
+def _weight_only(x: torch.Tensor, data: Tensors, bias: torch.Tensor | None, bits: int) -> torch.Tensor:
+    """A scale for each group is in the activations' dtype, one for each row in float32."""
+    scale = data["scale"] if data["scale"].dim() == 1 else data["scale"].to(x.dtype)
+    if bits == 4 and _sdk.has("scaled_matmul"):
         return _sdk.operation("scaled_matmul")(
             a=x, b=data["codes"], a_scale=None, b_scale=scale, out_dtype=x.dtype, bias=bias, quant_bit_size=4
         )
-    return _sdk.operation("weight_only_quant_matmul")(x, data["codes"], scale, None, bias, None, "none", 4)
+    return _sdk.operation("weight_only_quant_matmul")(x, data["codes"], scale, None, bias, None, "none", bits)
 
 
-def _eight_bits(x: torch.Tensor, data: Mapping[str, torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
+def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 codes and a float32 scale for each row of ``x``."""
+    if _sdk.has("scaled_quantize"):
+        return _sdk.operation("scaled_quantize")(x, quant_type=torch.int8, quant_mode="dynamic_per_token")
+    smooth = torch.ones(x.shape[1], dtype=torch.float32, device=x.device)  # this generation demands one
+    return _sdk.operation("per_token_smooth_quantize")(x, smooth)
+
+
+def _by_int8(x: torch.Tensor, data: Tensors, bias: torch.Tensor | None) -> torch.Tensor:
     codes, scale = data["codes"], data["scale"]
-    if _sdk.has("scaled_quantize", "scaled_matmul"):
-        a, a_scale = _sdk.operation("scaled_quantize")(x, quant_type=torch.int8, quant_mode="dynamic_per_token")
+    a, a_scale = quantized(x)
+    if _sdk.has("scaled_matmul"):
         return _sdk.operation("scaled_matmul")(
             a=a, b=codes, a_scale=a_scale, b_scale=scale, out_dtype=x.dtype, bias=bias, quant_bit_size=8
         )
-    smooth = torch.ones(x.shape[1], dtype=torch.float32, device=x.device)  # this generation demands one
-    a, a_scale = _sdk.operation("per_token_smooth_quantize")(x, smooth)
     return _sdk.operation("smooth_quant_matmul")(a, a_scale, codes, scale, x.dtype, bias)

@@ -16,6 +16,8 @@ from qiao_conformance import sim
 if sim.NAME != "mlu":
     raise ImportError(f"the simulated device is already called {sim.NAME} in this process")
 
+from torch_mlu.graphs import MLUGraph, graph
+
 __version__ = "stand-in"
 CHIP = os.environ.get("QIAO_MLU_CHIP", "MLU590")
 sim.setup(memory=1 << 30, chip="nobf16" if CHIP.startswith("MLU3") else "full")
@@ -28,3 +30,5 @@ def _properties(device: object = None) -> SimpleNamespace:
 torch.mlu.get_device_name = lambda device=None: CHIP
 torch.mlu.get_device_properties = _properties
 torch.mlu.is_bf16_supported = lambda: int(CHIP[3]) >= 5
+torch.mlu.MLUGraph = MLUGraph
+torch.mlu.graph = graph
