@@ -180,7 +180,7 @@ def swap_blocks(capabilities: Capabilities, random: Random) -> Made:
             names = ("source_cache", "target_cache") if way == "in" else ("target_cache", "source_cache")
             pair = {names[0]: replace(caches[0], on_host=True), names[1]: caches[1]}
             ids = [random.order(caches[0].num_blocks)[:2] for _ in range(2)]
-            arguments = {name: pair[name] for name in ("source_cache", "target_cache")}
+            arguments: dict[str, Any] = {name: pair[name] for name in ("source_cache", "target_cache")}
             arguments |= {"source": ids[0], "target": ids[1]}
             yield f"{way}-{kind.label}", kind.dtype, arguments, "two blocks, the others untouched"
 
