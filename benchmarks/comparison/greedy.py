@@ -23,15 +23,22 @@ class Answer:
 
 @dataclass(frozen=True)
 class Parting:
-    """Where two answers to ``prompt`` part: the position, both tokens, and by how much each side prefers its own.
+    """Where two answers to ``prompt`` part: the position, both tokens, and what each side holds of both.
 
-    A gap is None where the other's token is not among the likeliest.
+    ``logprobs`` has a pair for each side, of the two tokens in their order: logits less the side's own constant. None
+    where a token is not among the side's likeliest.
     """
 
     prompt: int
     position: int
     tokens: tuple[int, int]
-    gaps: tuple[float | None, float | None]
+    logprobs: tuple[tuple[float | None, float | None], tuple[float | None, float | None]]
+
+    @property
+    def gaps(self) -> tuple[float | None, float | None]:
+        """By how much each side prefers its own token; None where it is not known."""
+        (own, other), (others, others_own) = self.logprobs
+        return _less(own, other), _less(others_own, others)
 
     def near(self, limit: float) -> bool:
         """Whether both sides hold the two tokens for about equally likely."""
@@ -42,16 +49,18 @@ def parting(prompt: int, first: Answer, second: Answer) -> Parting | None:
     """Where the answers part; None where they are equal. What comes after is about another text."""
     for position, pair in enumerate(zip(first.tokens, second.tokens, strict=False)):
         if pair[0] != pair[1]:
-            gaps = (_gap(first, position, pair), _gap(second, position, pair[::-1]))
-            return Parting(prompt, position, pair, gaps)
+            held = [
+                (side.likeliest[position].get(pair[0]), side.likeliest[position].get(pair[1]))
+                for side in (first, second)
+            ]
+            return Parting(prompt, position, pair, (held[0], held[1]))
     if len(first.tokens) != len(second.tokens):
-        return Parting(prompt, min(len(first.tokens), len(second.tokens)), (-1, -1), (None, None))
+        return Parting(prompt, min(len(first.tokens), len(second.tokens)), (-1, -1), ((None, None), (None, None)))
     return None
 
 
-def _gap(answer: Answer, position: int, pair: tuple[int, int]) -> float | None:
-    chances = answer.likeliest[position]
-    return chances[pair[0]] - chances[pair[1]] if pair[1] in chances else None
+def _less(own: float | None, other: float | None) -> float | None:
+    return None if own is None or other is None else own - other
 
 
 def verdict(first: Sequence[Answer], second: Sequence[Answer], dtype: str) -> dict[str, Any]:
@@ -63,8 +72,12 @@ def verdict(first: Sequence[Answer], second: Sequence[Answer], dtype: str) -> di
         "prompts": len(found),
         "equal": len(found) - len(parted),
         "near_limit": limit,
-        "near_ties": [asdict(one) for one in parted if one.near(limit)],
-        "wrong": [asdict(one) for one in wrong],
+        "near_ties": [_row(one) for one in parted if one.near(limit)],
+        "wrong": [_row(one) for one in wrong],
         "compared_tokens": sum(len(a.tokens) if p is None else p.position for a, p in zip(first, found, strict=True)),
         "passed": not wrong,
     }
+
+
+def _row(one: Parting) -> dict[str, Any]:
+    return {**asdict(one), "gaps": one.gaps}

@@ -35,7 +35,10 @@ def test_both_sides_must_find_the_two_tokens_alike(first: tuple, second: tuple, 
 def test_gaps_are_each_sides_own() -> None:
     found = parting(0, answer(TIE), answer(TURNED))
     assert isinstance(found, Parting) and found.tokens == (1, 2)
+    assert found.logprobs == ((-0.70, -0.71), (-0.705, -0.70))
     assert found.gaps == (pytest.approx(0.01), pytest.approx(0.005))
+    far = parting(0, answer(TIE), answer(FAR))
+    assert far is not None and far.gaps == (None, None)
 
 
 def test_a_shorter_answer_is_wrong() -> None:
