@@ -1,0 +1,21 @@
+"""What the kernels take, as the contract's data; the plugins add what their chips say. Nothing here needs Triton."""
+
+from __future__ import annotations
+
+from qiao.contract import Capabilities
+
+BLOCK_SIZES = (16, 32, 64)
+HEAD_DIMS = (64, 128, 32, 80, 96, 112, 192, 256)
+SCHEMES = ("dense", "w4a16", "w8a16", "w8a8", "fp8")
+
+
+def limits(dtypes: tuple[str, ...]) -> Capabilities:
+    """For a chip that computes in ``dtypes``; its cache may be of any of them or int8."""
+    return Capabilities(
+        dtypes=dtypes,
+        kv_layouts=("NHD",),
+        kv_dtypes=(*dtypes, "int8"),
+        block_sizes=BLOCK_SIZES,
+        head_dims=HEAD_DIMS,
+        schemes=SCHEMES,
+    )
