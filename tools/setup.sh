@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=.venv
 stamp=$venv/.qiao-setup
 native_stamp=$venv/.qiao-cpu
-projects=(. plugins/conformance plugins-ascend plugins-cambricon plugins-dcu plugins-cuda)
+projects=(. plugins/conformance plugins/triton plugins-ascend plugins-cambricon plugins-dcu plugins-cuda)
 
 # Measured in 4 bit: processor time for a token with one thread, 717 ms against 15 ms (AVX2).
 slower="about 45 times slower on the demo model"

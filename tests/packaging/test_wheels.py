@@ -18,6 +18,7 @@ PACKAGES = {
     "qiao": ("core/src/qiao", "plugins/reference/src/qiao_reference"),
     "qiao-conformance": ("plugins/conformance/src/qiao_conformance",),
     "qiao-cpu": ("plugins/cpu/src/qiao_cpu",),
+    "qiao-triton": ("plugins/triton/src/qiao_triton",),
     **{name: (f"{name.replace('qiao', 'plugins')}/src/{name.replace('-', '_')}",) for name in VENDORS},
 }
 
@@ -107,7 +108,7 @@ def test_plugins_are_found(installed: Environment) -> None:
     listed = json.loads(installed.run("qiao", "plugins", "--json").stdout)
     text = json.dumps(listed)
     assert '"reference"' in text and '"sim"' in text
-    assert "qiao-cuda" not in text or '"none"' in text
+    assert '"cuda"' in text and '"dcu"' in text, "they load without Triton and find no device here"
 
 
 def test_a_model_is_priced_from_its_config(installed: Environment) -> None:

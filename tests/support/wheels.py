@@ -19,6 +19,7 @@ from tests.support.source import ROOT
 DISTRIBUTIONS = {
     "qiao": ROOT,
     "qiao-conformance": ROOT / "plugins" / "conformance",
+    "qiao-triton": ROOT / "plugins" / "triton",
     "qiao-ascend": ROOT / "plugins-ascend",
     "qiao-cambricon": ROOT / "plugins-cambricon",
     "qiao-dcu": ROOT / "plugins-dcu",

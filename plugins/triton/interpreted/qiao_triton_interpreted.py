@@ -6,6 +6,7 @@ Needs ``TRITON_INTERPRET=1`` in the environment before Triton is imported.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib import metadata
 
 import psutil
@@ -68,7 +69,8 @@ def probe_devices() -> list[DeviceInfo]:
 @hookimpl
 def capabilities(chip: str) -> Capabilities:
     """All that the kernels take."""
-    return limits.limits(("float32", "float16", "bfloat16"))
+    facts = limits.limits(("float32", "float16", "bfloat16"))
+    return replace(facts, sdk={"triton": metadata.version("triton")})
 
 
 @hookimpl

@@ -1,4 +1,6 @@
-"""The architectures that the kernels are written for, and the table of their tiles. Nothing is tried out on live tensors.
+"""The architectures that the kernels are written for, and the table of their tiles.
+
+Nothing is tried out on live tensors, and nothing is measured at start.
 
 Bounds are those of one program: shared memory from the CUDA programming guide (table of compute capabilities) and
 AMD's LDS of 64 KiB a workgroup; ``lanes`` is the width of a warp or wavefront.

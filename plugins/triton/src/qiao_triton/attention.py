@@ -9,7 +9,6 @@ from qiao.contract import AttentionMetadata, KVCache, hookimpl
 
 from qiao_triton.architectures import Architecture, attention_tile, parts
 from qiao_triton.cache import cache_arguments, cache_constants, last_contiguous
-from qiao_triton.kernels import attention as kernels
 from qiao_triton.launch import architecture_of, launch, power_of_two, wide
 
 MOST_PARTS = 16
@@ -55,7 +54,7 @@ def attention(
     arguments |= {"out": out, "query_start": metadata.query_start, "count": count}
     arguments |= {"o_token": out.stride(0), "o_head": out.stride(1)}
     grid = (query.shape[0] // queries + count, cache.key.shape[2])
-    launch(kernels.attend, grid, arguments, constants, tile.warps, tile.stages)
+    launch("attention.attend", grid, arguments, constants, tile.warps, tile.stages)
     return out
 
 
@@ -87,8 +86,8 @@ def decode_attention(
     arguments = _common(query, cache, metadata, scale, sliding_window, soft_cap)
     arguments |= {"out": out, "partial": partial, "stats": stats}
     arguments |= {"o_token": out.stride(0), "o_head": out.stride(1)}
-    launch(kernels.attend_part, (rows, kv_heads, count), arguments, constants, tile.warps, tile.stages)
+    launch("attention.attend_part", (rows, kv_heads, count), arguments, constants, tile.warps, tile.stages)
     if count > 1:
         joined = {"out": out, "partial": partial, "stats": stats, "o_token": out.stride(0), "o_head": out.stride(1)}
-        launch(kernels.join, (rows, heads), joined, {"PARTS": count, "D": dim, "WIDTH": constants["WIDTH"]}, 2)
+        launch("attention.join", (rows, heads), joined, {"PARTS": count, "D": dim, "WIDTH": constants["WIDTH"]}, 2)
     return out

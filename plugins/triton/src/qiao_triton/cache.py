@@ -8,7 +8,6 @@ import torch
 from qiao.contract import KVCache, hookimpl
 
 from qiao_triton.architectures import Architecture, lanes_for
-from qiao_triton.kernels import cache as kernels
 from qiao_triton.launch import architecture_of, launch, power_of_two
 
 LAYOUT = "NHD"
@@ -52,7 +51,13 @@ def swap_blocks(source_cache: KVCache, target_cache: KVCache, source: torch.Tens
 def cache_arguments(cache: KVCache) -> dict[str, Any]:
     """Tensors and strides of ``cache`` by the kernels' names; without codes the scales are stand-ins never read."""
     key_scale, value_scale = cache.key_scale, cache.value_scale
-    found: dict[str, Any] = {"key_scale": cache.key, "value_scale": cache.value, "s_block": 0, "s_token": 0, "s_head": 0}
+    found: dict[str, Any] = {
+        "key_scale": cache.key,
+        "value_scale": cache.value,
+        "s_block": 0,
+        "s_token": 0,
+        "s_head": 0,
+    }
     if key_scale is not None and value_scale is not None:
         found = {"key_scale": key_scale, "value_scale": value_scale}
         found |= dict(zip(("s_block", "s_token", "s_head"), key_scale.stride(), strict=True))
@@ -89,4 +94,4 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, cache: KVCache, slot_mappin
     constants = cache_constants(cache) | {"ROWS": rows_together(arch, dim, tokens * heads)}
     arguments = tensors | cache_arguments(cache) | strides | {"tokens": tokens, "kv_heads": heads}
     warps = lanes_for(arch, constants["ROWS"] * constants["WIDTH"])
-    launch(kernels.write, (-(-tokens * heads // constants["ROWS"]),), arguments, constants, warps)
+    launch("cache.write", (-(-tokens * heads // constants["ROWS"]),), arguments, constants, warps)

@@ -8,9 +8,7 @@ import torch
 from qiao.contract import KVCache, hookimpl
 
 from qiao_triton.architectures import lanes_for
-from qiao_triton.cache import cache_arguments, cache_constants, rows_together, last_contiguous
-from qiao_triton.kernels import cache as cache_kernels
-from qiao_triton.kernels import light as kernels
+from qiao_triton.cache import cache_arguments, cache_constants, last_contiguous, rows_together
 from qiao_triton.launch import architecture_of, launch, power_of_two
 
 PART = 1024
@@ -23,7 +21,7 @@ def _norm(out: torch.Tensor, x: torch.Tensor, residual: torch.Tensor, weight: to
     arguments = {"out": out, "x": x, "residual": residual, "weight": weight.contiguous(), "eps": eps}
     arguments |= {"o_row": out.stride(0), "x_row": x.stride(0), "r_row": residual.stride(0)}
     constants = {"E": size, "WIDTH": width, "SUM": residual is not x}
-    launch(kernels.norm, (x.shape[0],), arguments, constants, lanes_for(architecture_of(x), width))
+    launch("light.norm", (x.shape[0],), arguments, constants, lanes_for(architecture_of(x), width))
 
 
 @hookimpl
@@ -53,7 +51,13 @@ def _heads(
     together = rows_together(architecture_of(query), dim, tokens * max(heads, kv_heads))
     query_parts = -(-tokens * heads // together)
     found = {"query": query, "key": key, "cos": cos, "sin": sin, "a_token": cos.stride(0)}
-    found |= {"q_token": query.stride(0), "q_head": query.stride(1), "heads": heads, "kv_heads": kv_heads, "tokens": tokens}
+    found |= {
+        "q_token": query.stride(0),
+        "q_head": query.stride(1),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "tokens": tokens,
+    }
     found |= {"k_token": key.stride(0), "k_head": key.stride(1), "query_parts": query_parts}
     constants = {"D": dim, "WIDTH": power_of_two(dim), "ROWS": together, "PAIRS": cos.shape[1]}
     return found, constants | {"INTERLEAVED": interleaved}, (query_parts - (-tokens * kv_heads // together),)
@@ -66,7 +70,7 @@ def rotary(
     """In place, a program for some heads of some tokens."""
     arguments, constants, grid = _heads(query, key, cos.contiguous(), sin.contiguous(), interleaved)
     warps = lanes_for(architecture_of(query), constants["ROWS"] * constants["WIDTH"])
-    launch(cache_kernels.rotate, grid, arguments, constants, warps)
+    launch("cache.rotate", grid, arguments, constants, warps)
     return query, key
 
 
@@ -87,7 +91,7 @@ def rope_write_kv(
     arguments |= {"key_cache": cache.key, "value_cache": cache.value, **cache_arguments(cache)}
     constants |= cache_constants(cache)
     warps = lanes_for(architecture_of(query), constants["ROWS"] * constants["WIDTH"])
-    launch(cache_kernels.rotate_write, grid, arguments, constants, warps)
+    launch("cache.rotate_write", grid, arguments, constants, warps)
     return query
 
 
@@ -98,7 +102,7 @@ def _gated(x: torch.Tensor, gelu: bool) -> torch.Tensor:
     width = min(PART, power_of_two(size))
     arguments = {"out": out, "x": x, "o_row": size, "x_row": x.stride(0), "F": size}
     warps = lanes_for(architecture_of(x), width)
-    launch(kernels.gate, (rows, -(-size // width)), arguments, {"WIDTH": width, "GELU": gelu}, warps)
+    launch("light.gate", (rows, -(-size // width)), arguments, {"WIDTH": width, "GELU": gelu}, warps)
     return out
 
 
@@ -121,7 +125,7 @@ def cap_logits(logits: torch.Tensor, cap: float) -> torch.Tensor:
     rows, vocab = logits.shape
     width = min(PART, power_of_two(vocab))
     arguments = {"x": logits, "cap": cap, "x_row": logits.stride(0), "V": vocab}
-    launch(kernels.capped, (rows, -(-vocab // width)), arguments, {"WIDTH": width}, 4)
+    launch("light.capped", (rows, -(-vocab // width)), arguments, {"WIDTH": width}, 4)
     return logits
 
 
@@ -134,7 +138,7 @@ def route_experts(logits: torch.Tensor, top_k: int, normalise: bool) -> tuple[to
     chosen = torch.empty((tokens, top_k), dtype=torch.int64, device=logits.device)
     arguments = {"weights": weights, "experts": chosen, "logits": logits, "l_row": logits.stride(0), "X": experts}
     constants = {"TOP": top_k, "PLACES": power_of_two(top_k), "WIDTH": power_of_two(experts), "NORMALISE": normalise}
-    launch(kernels.route, (tokens,), arguments, constants, 1)
+    launch("light.route", (tokens,), arguments, constants, 1)
     return weights, chosen
 
 
@@ -148,5 +152,5 @@ def combine_experts(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     arguments = {"out": out, "x": x, "weights": weights, "x_token": x.stride(0), "x_place": x.stride(1)}
     arguments |= {"w_token": weights.stride(0), "E": size}
     warps = lanes_for(architecture_of(x), width)
-    launch(kernels.combine, (tokens, -(-size // width)), arguments, {"TOP": chosen, "WIDTH": width}, warps)
+    launch("light.combine", (tokens, -(-size // width)), arguments, {"TOP": chosen, "WIDTH": width}, warps)
     return out

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -60,20 +62,38 @@ def wide(arch: Architecture, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and not arch.bf16)
 
 
+@cache
+def kernel_named(name: str) -> Any:
+    """``"module.kernel"`` of ``qiao_triton.kernels``. Imported when first needed, so that hooks load without Triton.
+
+    Raises ``ModuleNotFoundError`` where Triton is not installed.
+    """
+    module, _, kernel = name.rpartition(".")
+    return getattr(import_module(f"qiao_triton.kernels.{module}"), kernel)
+
+
+def _constant(value: Any) -> Any:
+    """A type of torch as Triton's own."""
+    if not isinstance(value, torch.dtype):
+        return value
+    return getattr(import_module("triton.language"), str(value).removeprefix("torch."))
+
+
 def launch(
-    kernel: Any,
+    name: str,
     grid: tuple[int, ...],
     arguments: Mapping[str, Any],
     constants: Mapping[str, Any],
     warps: int = 4,
     stages: int = 1,
 ) -> None:
-    """Start ``kernel`` over ``grid``, on the device of its first tensor; nothing where the grid is empty."""
+    """Start the kernel ``name`` over ``grid``, on the device of its first tensor; nothing where the grid is empty."""
     if not all(grid):
         return
-    recorded = _RECORDING.get()
+    kernel, recorded = kernel_named(name), _RECORDING.get()
+    constants = {key: _constant(value) for key, value in constants.items()}
     if recorded is not None:
-        recorded.note(Launch(kernel, grid, dict(arguments), dict(constants), warps, stages))
+        recorded.note(Launch(kernel, grid, dict(arguments), constants, warps, stages))
         return
     where = next(x for x in arguments.values() if isinstance(x, torch.Tensor)).device
     if where.type == "cpu":

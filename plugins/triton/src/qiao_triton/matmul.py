@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from torch.nn import functional
 
 from qiao_triton.architectures import Tile, parts, product_tile
 from qiao_triton.cache import last_contiguous
-from qiao_triton.kernels import products as kernels
 from qiao_triton.launch import architecture_of, launch, power_of_two, wide
 
 SCHEMES = ("dense", "w4a16", "w8a16", "w8a8", "fp8")
@@ -114,7 +114,7 @@ def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     codes = torch.empty((tokens, depth), dtype=torch.int8, device=x.device)
     steps = torch.empty(tokens, dtype=torch.float32, device=x.device)
     arguments = {"codes": codes, "steps": steps, "x": x, "x_row": x.stride(0), "depth": depth}
-    launch(kernels.round_rows, (tokens,), arguments, {"WIDTH": min(1024, power_of_two(depth))}, 4)
+    launch("products.round_rows", (tokens,), arguments, {"WIDTH": min(1024, power_of_two(depth))}, 4)
     return codes, steps
 
 
@@ -133,7 +133,7 @@ def matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     x, steps = _rounded(x) if weight.scheme == "w8a8" else (x, data["scale"])
     grid = (-(-outputs // tile.columns), -(-tokens // tile.rows))
     count = parts(arch, grid[0] * grid[1], max(1, min(MOST_PARTS, depth // _SHORTEST)))
-    span = -(-(-(-depth // tile.depth)) // count) * tile.depth
+    span = math.ceil(depth / (tile.depth * count)) * tile.depth
     out = torch.empty((tokens, outputs), dtype=dtype, device=x.device)
     target = torch.empty((count, tokens, outputs), dtype=torch.float32, device=x.device) if count > 1 else out
     arguments = {"out": target, "x": x, "steps": steps, "weight": data["weight"], "scale": data["scale"]}
@@ -141,7 +141,7 @@ def matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     arguments |= {"tokens": tokens, "outputs": outputs, "depth": depth, "span": span}
     arguments |= {"o_part": tokens * outputs, "o_row": outputs, "x_row": x.stride(0), **_strides(weight)}
     constants |= {"BIAS": bias is not None and count == 1}
-    launch(kernels.multiply, (*grid, count), arguments, constants, tile.warps, tile.stages)
+    launch("products.multiply", (*grid, count), arguments, constants, tile.warps, tile.stages)
     if count > 1:
         _add_parts(out, target, bias)
     return out
@@ -153,7 +153,7 @@ def _add_parts(out: torch.Tensor, partial: torch.Tensor, bias: torch.Tensor | No
     arguments = {"out": out, "partial": partial, "bias": out if bias is None else bias}
     arguments |= {"outputs": outputs, "o_part": tokens * outputs}
     constants = {"PARTS": count, "BIAS": bias is not None, "WIDTH": width}
-    launch(kernels.add_parts, (tokens, -(-outputs // width)), arguments, constants, 4)
+    launch("products.add_parts", (tokens, -(-outputs // width)), arguments, constants, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +210,12 @@ def expert_matmul(x: torch.Tensor, weights: Sequence[PackedWeight], experts: tor
     starts = torch.searchsorted(ordered, torch.arange(count + 1, device=x.device)).int()
     constants = _format(first, tile) | {"M": tile.rows, "N": tile.columns, "K": tile.depth, "WIDE": wide(arch, dtype)}
     for constant, name in (("WEIGHT", "weight"), ("SCALE", "scale"), ("OFFSET", "zero")):
-        kind = first.data.get(name, first.data["weight"]).dtype
-        constants[constant] = kernels.TYPES[str(kind).removeprefix("torch.")]
+        constants[constant] = first.data.get(name, first.data["weight"]).dtype
     x, steps = _rounded(x) if first.scheme == "w8a8" else (x, x)
     out = torch.empty((tokens, info.out_features), dtype=dtype, device=x.device)
     arguments = {"out": out, "x": x, "steps": steps, "table": stack.table, "order": order, "starts": starts}
     arguments |= {"experts": count, "outputs": info.out_features, "depth": info.in_features}
     arguments |= {"o_row": info.out_features, "x_row": x.stride(0), **_strides(first)}
     grid = (-(-info.out_features // tile.columns), tokens // tile.rows + count)
-    launch(kernels.multiply_experts, grid, arguments, constants, tile.warps, tile.stages)
+    launch("products.multiply_experts", grid, arguments, constants, tile.warps, tile.stages)
     return out

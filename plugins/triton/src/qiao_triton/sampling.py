@@ -6,7 +6,6 @@ import torch
 from qiao.contract import PenaltyTensors, SamplingTensors, hookimpl
 
 from qiao_triton.cache import last_contiguous
-from qiao_triton.kernels import sampling as kernels
 from qiao_triton.launch import architecture_of, launch, power_of_two
 
 PART = 4096
@@ -28,7 +27,7 @@ def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
     arguments |= {"vocab": logits.shape[1], "l_row": logits.stride(0)}
     constants = {"GREEDY": params.all_greedy, "TOP_K": params.any_top_k, "TOP_P": params.any_top_p}
     constants |= {"MIN_P": params.any_min_p, "WIDTH": _width(logits)}
-    launch(kernels.draw, (logits.shape[0],), arguments, constants, 8 if architecture_of(logits).lanes == 32 else 4)
+    launch("sampling.draw", (logits.shape[0],), arguments, constants, 8 if architecture_of(logits).lanes == 32 else 4)
     return out
 
 
@@ -42,9 +41,9 @@ def apply_penalties(logits: torch.Tensor, params: PenaltyTensors) -> torch.Tenso
         length = ids.shape[1]
         width = min(256, power_of_two(length))
         counted = {"counts": counts, "ids": ids, "vocab": vocab, "i_row": ids.stride(0), "length": length}
-        launch(kernels.count_tokens, (rows, -(-length // width)), counted, {"PROMPT": prompt, "WIDTH": width}, 4)
+        launch("sampling.count_tokens", (rows, -(-length // width)), counted, {"PROMPT": prompt, "WIDTH": width}, 4)
     width = min(1024, power_of_two(vocab))
     arguments = {"logits": logits, "counts": counts, "presence": params.presence, "frequency": params.frequency}
     arguments |= {"repetition": params.repetition, "vocab": vocab, "l_row": logits.stride(0)}
-    launch(kernels.penalise, (rows, -(-vocab // width)), arguments, {"WIDTH": width}, 4)
+    launch("sampling.penalise", (rows, -(-vocab // width)), arguments, {"WIDTH": width}, 4)
     return logits

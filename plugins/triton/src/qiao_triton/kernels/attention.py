@@ -3,7 +3,8 @@
 The rows of a program are queries times the query heads that share a key head, so that keys are read once for all.
 """
 
-# ruff: noqa: ANN001, ANN201, N803 - Triton takes no annotations but its own, and names constants in capitals
+# The argument lists of kernels stand in rows.
+# fmt: off
 
 import triton
 import triton.language as tl
@@ -82,7 +83,7 @@ def attend(
     position = length - queries + index
     last = tl.minimum(length, length - queries + first_query + QUERIES)
     first = tl.maximum(0, length - queries + first_query - window + 1)
-    found, largest, total = _walk(
+    found, _, total = _walk(
         q, position, first, last, head, key, value, key_scale, value_scale, tables + sequence.to(tl.int64) * t_row,
         scale, window, cap, c_block, c_token, c_head, s_block, s_token, s_head,
         M, N, D, WIDTH, BLOCK, CODES, WIDE, CAPPED,

@@ -3,7 +3,8 @@
 A program takes some rows: the heads of a token, then those of the next one.
 """
 
-# ruff: noqa: ANN001, ANN201, N803 - Triton takes no annotations but its own, and names constants in capitals
+# The argument lists of kernels stand in rows.
+# fmt: off
 
 import triton
 import triton.language as tl

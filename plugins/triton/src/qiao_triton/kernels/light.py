@@ -1,6 +1,7 @@
 """Norms, gated activations, capped logits, and the two ends of a mixture of experts."""
 
-# ruff: noqa: ANN001, ANN201, N803 - Triton takes no annotations but its own, and names constants in capitals
+# The argument lists of kernels stand in rows.
+# fmt: off
 
 import triton
 import triton.language as tl

@@ -3,7 +3,8 @@
 A call of one of these costs the interpreter more than what it computes: they are kept out of inner loops.
 """
 
-# ruff: noqa: ANN001, ANN201, N803 - Triton takes no annotations but its own, and names constants in capitals
+# The argument lists of kernels stand in rows.
+# fmt: off
 
 import triton
 import triton.language as tl
@@ -12,7 +13,7 @@ import triton.language as tl
 @triton.jit
 def exactly(x, KIND: tl.constexpr):
     """float32 ``x`` as ``KIND``, to the nearest, ties to even: Triton's interpreter cuts bfloat16 off instead."""
-    if KIND == tl.bfloat16:
+    if tl.bfloat16 == KIND:
         bits = x.to(tl.int32, bitcast=True)
         high = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
         return tl.where(x != x, 0x7FC0, high).to(tl.int16).to(tl.bfloat16, bitcast=True)

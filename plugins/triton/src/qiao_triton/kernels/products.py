@@ -1,27 +1,20 @@
 """Products with packed weights: dense, 8-bit, 4-bit and FP8 codes, 8-bit activations; one weight, or one of several.
 
-Weights lie [depth, O], so that neighbours in a warp read neighbours in memory. Four-bit codes lie in units of 32 inputs:
-byte j of a unit holds input j in its low half and input 16 + j in its high half, so that a tile needs no shuffle.
+Weights lie [depth, O], so that neighbours in a warp read neighbours in memory. Four-bit codes lie in units of 32
+inputs: byte j of a unit holds input j in its low half and input 16 + j in its high half, so that a tile needs no
+shuffle.
 
 ``KIND`` is 0 for floats as they are, 1 for int8 codes, 2 for 4-bit codes, 3 for the bytes of FP8 (e4m3), 4 where the
 activations are int8 codes too. ``SCALES`` is 0 where a row has one scale, 1 where a tile lies within one group, else 2.
 """
 
-# ruff: noqa: ANN001, ANN201, N803 - Triton takes no annotations but its own, and names constants in capitals
+# The argument lists of kernels stand in rows.
+# fmt: off
 
 import triton
 import triton.language as tl
 
 from qiao_triton.kernels.numbers import owner
-
-TYPES = {
-    "float16": tl.float16,
-    "bfloat16": tl.bfloat16,
-    "float32": tl.float32,
-    "int8": tl.int8,
-    "uint8": tl.uint8,
-}
-"""What an address may point to, by the name of torch's type."""
 
 
 @triton.jit

@@ -5,7 +5,8 @@ threshold, and the first few of those at it. A threshold is found bit by bit ove
 with one pass over the row for a bit; tied tokens weigh the same, so that their mass needs no order.
 """
 
-# ruff: noqa: ANN001, ANN201, N803 - Triton takes no annotations but its own, and names constants in capitals
+# The argument lists of kernels stand in rows.
+# fmt: off
 
 import triton
 import triton.language as tl
@@ -136,7 +137,7 @@ def draw(
             if wanted_mass < 1:
                 wanted_mass = wanted_mass * (mass + ties * weight)
                 other = _threshold(row, vocab, top, temperature, wanted_mass, 1, WIDTH)
-                ties2, weight2, count2, mass2 = _at(row, vocab, other, top, temperature, WIDTH)
+                ties2, weight2, _, mass2 = _at(row, vocab, other, top, temperature, WIDTH)
                 needed = tl.ceil((wanted_mass - mass2) / tl.maximum(weight2, 1e-38)).to(tl.int32)
                 ties2 = tl.minimum(tl.maximum(needed, 1), ties2)
                 if other > edge:
@@ -150,10 +151,10 @@ def draw(
         lightest = tl.minimum(lightest, key)
         if lightest > edge:
             edge = lightest
-            ties, weight, count, mass = _at(row, vocab, edge, top, temperature, WIDTH)
+            ties, weight, _, mass = _at(row, vocab, edge, top, temperature, WIDTH)
         target = tl.load(uniforms + number) * (mass + ties * weight)
         drawn = tl.maximum(_threshold(row, vocab, top, temperature, target, 2, WIDTH), edge)
-        ties3, weight3, count3, mass3 = _at(row, vocab, drawn, top, temperature, WIDTH)
+        ties3, weight3, _, mass3 = _at(row, vocab, drawn, top, temperature, WIDTH)
         ties3 = tl.where(drawn == edge, ties, ties3)
         key = drawn
         place = tl.floor((target - mass3) / tl.maximum(weight3, 1e-38)).to(tl.int32)
@@ -164,7 +165,7 @@ def draw(
 
 @triton.jit
 def count_tokens(counts, ids, vocab, i_row, length, PROMPT: tl.constexpr, WIDTH: tl.constexpr):
-    """Occurrences in the output are added up in ``counts`` [N, V] int32, those in the prompt set bit 30; grid (N, parts)."""
+    """Occurrences in the output are added up in ``counts`` [N, V] int32, the prompt's set bit 30; grid (N, parts)."""
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     token = tl.load(ids + row * i_row + i, mask=i < length, other=0)
