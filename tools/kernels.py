@@ -1,7 +1,7 @@
 """Compiles the Triton kernels for chips that are not here and writes what holds into coverage files, as ``compiled``.
 
-Run after ``tools.conformance``: only an operator whose kernels also pass the kit in the interpreter gets the level. What
-is compiled and within which bounds, ``qiao_triton.builds`` and ``qiao_triton.compiled`` say. Part of ``make conformance``.
+Run after ``tools.conformance``: only an operator whose kernels also pass the kit in the interpreter gets the level.
+What is compiled and within which bounds, ``qiao_triton.builds`` and ``qiao_triton.compiled`` say.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FILES: Mapping[str, tuple[Path, tuple[str, ...]]] = {
 
 
 def compiled(architectures: Iterable[str], processes: int) -> list[dict[str, Any]]:
-    """What ``qiao_triton.compiled`` found, in Triton's own environment. Raises ``RuntimeError`` where that is missing."""
+    """What ``qiao_triton.compiled`` found in Triton's environment. Raises ``RuntimeError`` where there is none."""
     made = subprocess.run([sys.executable, str(FOLDER / "environment.py")], check=False)  # noqa: S603 - ours
     if made.returncode:
         raise RuntimeError("Triton could not be installed: see above")
@@ -72,7 +72,7 @@ def target_of(plugin: str, chip: str, triton: str) -> Target:
         from qiao_triton.builds import dtypes_of
         from qiao_triton.limits import limits
 
-        hooks = {hook: None for hook in json.loads(LIBRARY.read_text("utf-8"))["hooks"]}
+        hooks = dict.fromkeys(json.loads(LIBRARY.read_text("utf-8"))["hooks"])
         facts, distribution = limits(dtypes_of(ARCHITECTURES[chip])), "qiao-triton-interpreted"
     else:
         hooks = load_object(import_module(name), plugin).hooks

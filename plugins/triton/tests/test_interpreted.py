@@ -169,3 +169,26 @@ print("ok")
 
 def test_what_is_refused(run) -> None:
     assert run(REFUSED).strip() == "ok"
+
+
+WITHOUT_INT8 = """
+import torch
+from dataclasses import replace
+from qiao.contract import WeightInfo
+from qiao_triton import launch, matmul
+from qiao_triton.architectures import INTERPRETER
+draw = torch.Generator().manual_seed(0)
+codes, scale = torch.randint(-128, 128, (40, 200), generator=draw, dtype=torch.int8), torch.rand(40, 1, generator=draw)
+weight = matmul.pack_weight("w8a8", {"weight": codes, "scale": scale}, WeightInfo("w", 200, 40, 8), "cpu")
+x = torch.randn(3, 200, generator=draw)
+found = []
+for half in (True, False):
+    matmul.architecture_of = lambda x, half=half: replace(INTERPRETER, half=half)
+    found.append(matmul.matmul(x, weight, None))
+assert torch.equal(*found) and found[0].abs().max() > 1, "both ways are exact"
+print("ok")
+"""
+
+
+def test_codes_multiply_the_same_without_int8_products(run) -> None:
+    assert run(WITHOUT_INT8).strip() == "ok"

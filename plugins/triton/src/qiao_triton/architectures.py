@@ -23,7 +23,8 @@ Family = Literal["cuda", "hip", "interpreter"]
 class Architecture:
     """``shared`` bytes a program may use, ``processors`` that a usual chip has, ``bf16`` whether products may be in it.
 
-    ``matrix`` says whether there are matrix units for half precision, without which tiles are kept small.
+    ``matrix`` says whether Triton uses matrix units there, without which tiles are kept small, and ``half`` whether
+    products of half precision and of int8 codes are worth it or possible at all, else they are made in float32.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Architecture:
     processors: int
     bf16: bool
     matrix: bool = True
+    half: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ INTERPRETER = Architecture("interpreter", "interpreter", 32, 1 << 30, 4, bf16=Fa
 """Triton's interpreter on the host, where sums and products of bfloat16 values are wrong (triton #11584)."""
 
 _ALL = (
-    Architecture("sm_75", "cuda", 32, 64 * _KIB, 40, bf16=False),
+    Architecture("sm_75", "cuda", 32, 64 * _KIB, 40, bf16=False, matrix=False, half=False),
     Architecture("sm_80", "cuda", 32, 163 * _KIB, 108, bf16=True),
     Architecture("sm_86", "cuda", 32, 99 * _KIB, 84, bf16=True),
     Architecture("sm_89", "cuda", 32, 99 * _KIB, 128, bf16=True),
@@ -108,8 +110,9 @@ def attention_tile(arch: Architecture, head_dim: int, wide: bool, many: bool) ->
         return Tile(16, columns, head_dim, warps=4, stages=1)
     if arch.family == "hip":
         return Tile(64 if many and head_dim <= 128 else 16, columns, head_dim, warps=4, stages=1)
-    rows = 64 if many and head_dim <= 128 else 16
-    return Tile(rows, columns if head_dim > 128 else 64, head_dim, warps=4, stages=1 if arch.name == "sm_75" else 2)
+    if head_dim > 128:
+        return Tile(16, columns, head_dim, warps=8, stages=2)
+    return Tile(64 if many else 16, 64 if head_dim <= 64 else 32, head_dim, warps=4, stages=2)
 
 
 def product_tile(arch: Architecture, tokens: int, wide: bool, depth: int = 64) -> Tile:
@@ -118,7 +121,7 @@ def product_tile(arch: Architecture, tokens: int, wide: bool, depth: int = 64) -
         return Tile(16, 32, min(32, depth))
     rows = 16 if tokens <= 16 or wide or not arch.matrix else 32 if tokens <= 32 else 64
     depth = min(depth, 32 if wide or not arch.matrix else 64)
-    stages = 1 if arch.family == "hip" or arch.name == "sm_75" or wide else 3
+    stages = 1 if arch.family == "hip" or wide else 3
     return Tile(rows, 32 if wide or not arch.matrix else 64, depth, warps=4, stages=stages)
 
 

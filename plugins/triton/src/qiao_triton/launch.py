@@ -59,7 +59,7 @@ def architecture_of(tensor: torch.Tensor) -> Architecture:
 
 def wide(arch: Architecture, dtype: torch.dtype) -> bool:
     """Whether products of ``dtype`` are computed in float32."""
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and not arch.bf16)
+    return dtype == torch.float32 or not arch.half or (dtype == torch.bfloat16 and not arch.bf16)
 
 
 @cache

@@ -12,13 +12,14 @@ import torch
 from qiao.contract import PackedWeight, WeightInfo, hookimpl
 from torch.nn import functional
 
-from qiao_triton.architectures import Tile, parts, product_tile
+from qiao_triton.architectures import Architecture, Tile, parts, product_tile
 from qiao_triton.cache import last_contiguous
 from qiao_triton.launch import architecture_of, launch, power_of_two, wide
 
 SCHEMES = ("dense", "w4a16", "w8a16", "w8a8", "fp8")
 
 _KINDS = {"dense": 0, "w8a16": 1, "w4a16": 2, "fp8": 3, "w8a8": 4}
+_WITHOUT_INT8 = 5
 _UNIT = 32
 """Inputs of a unit of 4-bit codes, see ``kernels.products``."""
 
@@ -85,13 +86,14 @@ def pack_weight(scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightIn
     return PackedWeight(scheme, info, Packed({name: tensor.to(device) for name, tensor in data.items()}))
 
 
-def _format(weight: PackedWeight, tile: Tile) -> dict[str, Any]:
+def _format(weight: PackedWeight, arch: Architecture, tile: Tile) -> dict[str, Any]:
     """The constants that depend on how the weight is packed."""
     data, info = weight.data, weight.info
     groups = data["scale"].shape[0] if "scale" in data else 1
     size = info.group_size if info.group_size > 0 else -(-info.in_features // groups)
     scales = 0 if groups == 1 else 1 if size % tile.depth == 0 else 2
-    return {"GROUP": size, "KIND": _KINDS[weight.scheme], "SCALES": scales, "ZERO": "zero" in data}
+    kind = _WITHOUT_INT8 if weight.scheme == "w8a8" and not arch.half else _KINDS[weight.scheme]
+    return {"GROUP": size, "KIND": kind, "SCALES": scales, "ZERO": "zero" in data}
 
 
 def _depth(weight: PackedWeight) -> int:
@@ -128,7 +130,7 @@ def matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     x = x.index_select(1, data["perm"]) if "perm" in data else last_contiguous(x)
     tokens, depth, outputs = x.shape[0], info.in_features, info.out_features
     tile = product_tile(arch, tokens, wide(arch, dtype) and weight.scheme != "w8a8", _depth(weight))
-    constants = _format(weight, tile) | {"M": tile.rows, "N": tile.columns, "K": tile.depth}
+    constants = _format(weight, arch, tile) | {"M": tile.rows, "N": tile.columns, "K": tile.depth}
     constants |= {"WIDE": wide(arch, dtype)}
     x, steps = _rounded(x) if weight.scheme == "w8a8" else (x, data["scale"])
     grid = (-(-outputs // tile.columns), -(-tokens // tile.rows))
@@ -208,7 +210,8 @@ def expert_matmul(x: torch.Tensor, weights: Sequence[PackedWeight], experts: tor
     tile = product_tile(arch, min(tokens, 16), wide(arch, dtype) and first.scheme != "w8a8", _depth(first))
     ordered, order = experts.sort(stable=True)
     starts = torch.searchsorted(ordered, torch.arange(count + 1, device=x.device)).int()
-    constants = _format(first, tile) | {"M": tile.rows, "N": tile.columns, "K": tile.depth, "WIDE": wide(arch, dtype)}
+    constants = _format(first, arch, tile) | {"M": tile.rows, "N": tile.columns, "K": tile.depth}
+    constants |= {"WIDE": wide(arch, dtype)}
     for constant, name in (("WEIGHT", "weight"), ("SCALE", "scale"), ("OFFSET", "zero")):
         constants[constant] = first.data.get(name, first.data["weight"]).dtype
     x, steps = _rounded(x) if first.scheme == "w8a8" else (x, x)

@@ -5,7 +5,10 @@ inputs: byte j of a unit holds input j in its low half and input 16 + j in its h
 shuffle.
 
 ``KIND`` is 0 for floats as they are, 1 for int8 codes, 2 for 4-bit codes, 3 for the bytes of FP8 (e4m3), 4 where the
-activations are int8 codes too. ``SCALES`` is 0 where a row has one scale, 1 where a tile lies within one group, else 2.
+activations are int8 codes too, and 5 where the chip has no products of those: a tile's sum of them in float32 is
+exact as well.
+
+``SCALES`` is 0 where a row has one scale, 1 where a tile lies within one group, else 2.
 """
 
 # The argument lists of kernels stand in rows.
@@ -63,7 +66,7 @@ def _sum(
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr,
 ):
     """[M, N] over inputs ``first`` to ``last``; ``x`` [M] points to rows, ``rows`` are those of a packed weight."""
-    total = tl.zeros([M, N], tl.int32 if KIND == 4 else tl.float32)
+    total = tl.zeros([M, N], tl.int32 if KIND >= 4 else tl.float32)
     for start in range(first, last, K):
         if KIND == 2:
             j = tl.arange(0, K // 2)
@@ -87,6 +90,8 @@ def _sum(
             a = tl.load(x[:, None] + k[None, :], mask=x_ok[:, None] & k_ok[None, :], other=0)
             if KIND == 4:
                 total += tl.dot(a, w, out_dtype=tl.int32)
+            elif KIND == 5:
+                total += tl.dot(a.to(tl.float32), w.to(tl.float32), input_precision="ieee").to(tl.int32)
             else:
                 a = _operand(a, WIDE)
                 if KIND != 0:
@@ -117,7 +122,7 @@ def multiply(
         x + m.to(tl.int64) * x_row, m_ok, weight, scale, zero, n, n_ok, first, last, depth, rows, w_depth, w_out,
         s_group, GROUP, KIND, SCALES, ZERO, M, N, K, WIDE,
     ).to(tl.float32)
-    if KIND == 4:
+    if KIND >= 4:
         total *= tl.load(steps + m, mask=m_ok, other=0)[:, None]
     if SCALES == 0 and KIND != 0:
         total *= tl.load(scale + n, mask=n_ok, other=0)[None, :].to(tl.float32)
@@ -191,7 +196,7 @@ def multiply_experts(
         x + m * x_row, m_ok, weight, scale, zero, n, n_ok, 0, depth, depth, rows, w_depth, w_out,
         s_group, GROUP, KIND, SCALES, ZERO, M, N, K, WIDE,
     ).to(tl.float32)
-    if KIND == 4:
+    if KIND >= 4:
         total *= tl.load(steps + m, mask=m_ok, other=0)[:, None]
     if SCALES == 0 and KIND != 0:
         total *= tl.load(scale + n, mask=n_ok, other=0)[None, :].to(tl.float32)
