@@ -73,7 +73,7 @@ def target_of(plugin: str, chip: str, triton: str) -> Target:
         from qiao_triton.limits import limits
 
         hooks = dict.fromkeys(json.loads(LIBRARY.read_text("utf-8"))["hooks"])
-        facts, distribution = limits(dtypes_of(ARCHITECTURES[chip])), "qiao-triton-interpreted"
+        facts, distribution = limits(ARCHITECTURES[chip], dtypes_of(ARCHITECTURES[chip])), "qiao-triton-interpreted"
     else:
         hooks = load_object(import_module(name), plugin).hooks
         facts, distribution = hooks["capabilities"](chip), name.replace("_", "-")

@@ -98,6 +98,7 @@ def test_profiles() -> None:
     assert [name for name, profile in PROFILES.items() if profile.public_triton] == ["gfx906"]
     assert {ARCHITECTURES[name].lanes for name in PROFILES} == {LANES}
     assert {ARCHITECTURES[name].bf16 for name in ("gfx906", "gfx926")} == {False}
+    assert [max(capabilities_of(name).head_dims) for name in PROFILES] == [128, 128, 256, 256, 256]
     assert "gfx906" not in HYGON_ONLY and "gfx928" in HYGON_ONLY
     assert max(capabilities_of("gfx928").capture_sizes) == 16
     with pytest.raises(LookupError, match="no profile of gfx90a; there are gfx906"):

@@ -26,4 +26,4 @@ def capabilities_of(chip: str) -> Capabilities:
     """bfloat16 from sm_80 on, where there are units for it. Raises ``LookupError`` for chips older than sm_75."""
     architecture = nearest(chip or USUAL)
     dtypes = ("bfloat16", "float16", "float32") if architecture.bf16 else ("float16", "float32")
-    return replace(limits(dtypes), sdk=_sdk.versions(), capture_sizes=CAPTURE_SIZES)
+    return replace(limits(architecture, dtypes), sdk=_sdk.versions(), capture_sizes=CAPTURE_SIZES)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from qiao.contract import Capabilities
+from qiao_triton.architectures import ARCHITECTURES
 from qiao_triton.limits import limits
 
 from qiao_dcu import _sdk
@@ -64,4 +65,6 @@ def capabilities_of(chip: str) -> Capabilities:
     """bfloat16 where there are units for it."""
     profile = profile_of(chip)
     dtypes = ("bfloat16", "float16", "float32") if profile.bf16 else ("float16", "float32")
-    return replace(limits(dtypes), sdk=_sdk.versions(), capture_sizes=CAPTURE_SIZES)
+    return replace(
+        limits(ARCHITECTURES[profile.architecture], dtypes), sdk=_sdk.versions(), capture_sizes=CAPTURE_SIZES
+    )

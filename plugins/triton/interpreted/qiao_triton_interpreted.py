@@ -13,6 +13,7 @@ import psutil
 import torch
 from qiao.contract import Capabilities, DeviceInfo, KVCache, MemoryInfo, hookimpl
 from qiao_triton import cache, limits
+from qiao_triton.architectures import INTERPRETER
 from qiao_triton.attention import attention, decode_attention
 from qiao_triton.cache import copy_blocks, swap_blocks, write_kv
 from qiao_triton.fused import (
@@ -69,7 +70,7 @@ def probe_devices() -> list[DeviceInfo]:
 @hookimpl
 def capabilities(chip: str) -> Capabilities:
     """All that the kernels take."""
-    facts = limits.limits(("float32", "float16", "bfloat16"))
+    facts = limits.limits(INTERPRETER, ("float32", "float16", "bfloat16"))
     return replace(facts, sdk={"triton": metadata.version("triton")})
 
 

@@ -106,6 +106,8 @@ def attention_tile(arch: Architecture, head_dim: int, wide: bool, many: bool) ->
     if arch.family == "interpreter":
         return Tile(16, 16, head_dim)
     columns = 16 if wide or head_dim > 128 else 32
+    if arch.family == "hip" and not arch.matrix:  # a lane holds whole rows of its operands
+        return Tile(8 if wide else 16, 16, head_dim, warps=4, stages=1)
     if not arch.matrix or wide:
         return Tile(16, columns, head_dim, warps=4, stages=1)
     if arch.family == "hip":
@@ -123,6 +125,12 @@ def product_tile(arch: Architecture, tokens: int, wide: bool, depth: int = 64) -
     depth = min(depth, 32 if wide or not arch.matrix else 64)
     stages = 1 if arch.family == "hip" or wide else 3
     return Tile(rows, 32 if wide or not arch.matrix else 64, depth, warps=4, stages=stages)
+
+
+def head_dims_of(arch: Architecture) -> tuple[int, ...]:
+    """Heads that attention takes there: without matrix units on HIP, wider ones than 128 do not fit into registers."""
+    widest = 128 if arch.family == "hip" and not arch.matrix else 256
+    return tuple(dim for dim in (64, 128, 32, 80, 96, 112, 192, 256) if dim <= widest)
 
 
 def parts(arch: Architecture, programs: int, most: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from qiao.contract import AttentionMetadata, KVCache, PackedWeight, PenaltyTensors, SamplingTensors, WeightInfo
 
 from qiao_triton import attention, cache, fused, matmul, sampling
-from qiao_triton.architectures import Architecture
+from qiao_triton.architectures import Architecture, head_dims_of
 from qiao_triton.launch import Launch, recording
 
 _HEADS, _KV_HEADS, _HIDDEN, _FEED, _VOCABULARY = 32, 8, 4096, 14336, 128_256
@@ -41,6 +41,8 @@ def builds(arch: Architecture, dtype: str) -> Iterator[Build]:
     makers = [_attention, _written, _light, _products, *([_logits] if dtype == "float32" else [])]
     for maker in makers:
         for hook, label, call in maker(getattr(torch, dtype)):
+            if "dim256" in label and 256 not in head_dims_of(arch):
+                continue
             with recording(arch) as started:
                 call()
             for number, launch in enumerate(started):
