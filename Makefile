@@ -46,7 +46,6 @@ docs: setup ## rewrite the generated pages of docs/
 
 conformance: setup ## the conformance kit on every plugin here; renews their coverage files (a few minutes)
 	$(BIN)/python -m tools.conformance $(ARGS)
-	$(BIN)/python -m tools.kernels
 	$(BIN)/python -m tools.docs
 
 bench: setup ## host overhead of the engine, the CPU kernels, and a small run over HTTP (10 minutes)
