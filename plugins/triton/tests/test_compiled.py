@@ -21,8 +21,8 @@ print(json.dumps([asdict(x) for x in compile_all((sys.argv[1],), 1, sys.argv[2],
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "gfx906", "gfx942"])
 def test_a_sample_compiles_within_the_bounds(run, architecture) -> None:
-    found = json.loads(run(SAMPLE, architecture, "", "12", interpret=False))
-    assert len(found) >= 8 and {x["architecture"] for x in found} == {architecture}
+    found = json.loads(run(SAMPLE, architecture, "", "24", interpret=False))
+    assert len(found) >= 4 and {x["architecture"] for x in found} == {architecture}
     assert not [x for x in found if x["faults"]]
     assert all(x["registers"] > 0 and (x["spilled"] == 0 or x["dtype"] == "float32") for x in found)
     shared = {"sm_75": 64, "sm_90": 227, "gfx906": 64, "gfx942": 64}[architecture] * 1024

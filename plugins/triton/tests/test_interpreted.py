@@ -25,8 +25,8 @@ for hook in sys.argv[2:]:
 """
 
 HOOKS = (
-    ("16", "attention", "decode_attention", "write_kv", "rope_write_kv"),
-    ("7", "matmul", "expert_matmul", "copy_blocks"),
+    ("24", "attention", "decode_attention", "write_kv", "rope_write_kv"),
+    ("11", "matmul", "expert_matmul", "copy_blocks"),
     ("3", "rms_norm", "add_rms_norm", "rotary", "silu_mul", "gelu_mul", "cap_logits", "route_experts"),
     ("4", "combine_experts", "apply_penalties"),
     ("15", "sample"),

@@ -17,7 +17,7 @@ from qiao_triton.architectures import Architecture, head_dims_of
 from qiao_triton.launch import Launch, recording
 
 _HEADS, _KV_HEADS, _HIDDEN, _FEED, _VOCABULARY = 32, 8, 4096, 14336, 128_256
-_BLOCK, _BLOCKS, _OUT = 16, 512, 1024
+_BLOCK, _BLOCKS, _OUT = 16, 2, 1024
 
 
 @dataclass(frozen=True, slots=True)
