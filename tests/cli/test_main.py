@@ -94,3 +94,19 @@ def test_serve_hands_every_argument_on_unchanged(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(SystemExit):
         cli.main(["serve", "--port", "1", "--help", "folder"])
     assert seen == [argv, ["--port", "1", "--help", "folder"]]
+
+
+def test_serve_imports_no_other_command() -> None:
+    """What a server does not use would stay in its memory for as long as it runs, and its start would wait for it."""
+    code = """
+import sys
+from qiao.cli.main import main
+try:
+    main(["serve", "--help"])
+except SystemExit as end:
+    assert not end.code
+print("loaded:", sorted(name for name in sys.modules if name.startswith("qiao.cli.")))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--port" in ran.stdout
+    assert ran.stdout.splitlines()[-1] == "loaded: ['qiao.cli.main']"

@@ -188,3 +188,20 @@ def test_advice_is_given_where_several_memory_nodes_are_used(tmp_path, cpus):
     assert "2 memory nodes (node 0: 3 processors, node 10: 5 processors)" in module.node_advice(tmp_path)
     cpus(2)
     assert module.node_advice(tmp_path) == "", "the process may run on one of them only"
+
+
+@pytest.mark.parametrize("scheme", ["dense", "w8a16", "w8a8", "w4a16"])
+def test_packing_does_not_depend_on_the_number_of_threads(scheme):
+    """Odd sizes, so that the last strip and the last block are not full, and rows enough for several strips each."""
+    before, packed = native.threads(), []
+    try:
+        for count in (1, 2, 5):
+            native.set_threads(count)
+            packed.append(linear(scheme, 261, 96, group=-1 if scheme in ("dense", "w8a8") else 32).packed.data)
+    finally:
+        native.set_threads(before)
+    for other in packed[1:]:
+        assert packed[0].keys() == other.keys()
+        for name, tensor in packed[0].items():
+            assert tensor.shape == other[name].shape
+            assert tensor.flatten().view(torch.uint8).equal(other[name].flatten().view(torch.uint8))

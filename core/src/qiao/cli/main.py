@@ -58,10 +58,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line on ``argv`` (default: the process's own) and exit.
 
     A ``QiaoError`` becomes its message on stderr and exit status 2 (``UsageError``) or 1; with ``QIAO_DEBUG=1``
-    its traceback is shown too. Anything else is a bug and keeps its traceback.
+    its traceback is shown too. Anything else is a bug and keeps its traceback. ``serve`` takes its words as they are,
+    so that a server does not hold what only the other commands import.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        build_app()(args=list(sys.argv[1:] if argv is None else argv), prog_name="qiao")
+        if words[:1] == ["serve"]:
+            from qiao.server.__main__ import main as serve
+
+            serve(words[1:])
+            raise SystemExit
+        build_app()(args=words, prog_name="qiao")
     except QiaoError as error:
         if os.environ.get("QIAO_DEBUG") == "1":
             raise

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,6 +19,13 @@ from qiao.loading.safetensors import checkpoint_files, count_tensors, iter_safet
 from qiao.loading.sources import ModelFiles
 from qiao.quantization import Method, QuantizedWeight, Weight, method_of
 
+logger = logging.getLogger(__name__)
+
+LOG_SECONDS = 10.0
+"""Between two lines of a load that is not shown on a terminal."""
+
+T = TypeVar("T")
+
 
 def iter_weights(
     files: ModelFiles, device: str = "cpu", progress: bool = True, dequantize: bool = False
@@ -24,7 +33,8 @@ def iter_weights(
     """Each weight once, under its Hugging Face name, on ``device``.
 
     Only one at a time is held here. Floating point keeps its dtype. Quantized weights stay so where the contract has
-    their form; the others, and with ``dequantize`` all, become float32. ``progress`` shows a bar on a terminal.
+    their form; the others, and with ``dequantize`` all, become float32. ``progress`` shows a bar on a terminal, and
+    logs how far it is elsewhere.
     Raises ``ModelError`` naming the file or the tensor, also for NaN.
     """
     if files.gguf is not None:
@@ -37,9 +47,10 @@ def iter_weights(
         method = _method(files)
         source = iter_quantized(files.folder, device, method) if method else iter_safetensors(files.folder, device)
         source = _plain(source) if dequantize else source
-    return (
-        _with_progress(_checked(source, files), total) if progress and sys.stderr.isatty() else _checked(source, files)
-    )
+    found = _checked(source, files)
+    if not progress:
+        return found
+    return _with_progress(found, total) if sys.stderr.isatty() else with_log(found, total)
 
 
 def weight_files(files: ModelFiles) -> list[Path]:
@@ -98,6 +109,16 @@ def has_nan(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.element_size() == 1:
         return False
     return math.isnan(tensor.sum(dtype=torch.float32).item()) and bool(torch.isnan(tensor).any())
+
+
+def with_log(source: Iterator[T], total: int, clock: Callable[[], float] = time.monotonic) -> Iterator[T]:
+    """``source``, with a line in the log every ``LOG_SECONDS``: a large model must not look as if it hung."""
+    said = clock()
+    for count, item in enumerate(source):
+        if clock() - said >= LOG_SECONDS:
+            said = clock()
+            logger.info("loading weights: %d of %d tensors", count, total)
+        yield item
 
 
 def _with_progress(source: Iterator[Any], total: int) -> Iterator[Any]:
