@@ -33,7 +33,7 @@ print("HEAVY", sorted(heavy))
     assert result.returncode == 0, result.stderr
     assert "HEAVY []" in result.stdout
     for name in cli.COMMANDS:
-        assert f" {name} " in result.stdout
+        assert f" {name.replace('_', '-')} " in result.stdout
 
 
 def test_module_runs_as_the_command_does() -> None:
