@@ -14,7 +14,16 @@ from qiao.models import describe
 
 from tests.support.fallback import host_backend, sim_backend
 from tests.support.quantized import BACKENDS, IDS, backend_called, float_logits, load, logits, place
-from tests.support.quantizers import Writer, awq, compressed, fp8, gptq, quantized_checkpoint
+from tests.support.quantizers import (
+    Writer,
+    awq,
+    bitsandbytes,
+    bitsandbytes_int8,
+    compressed,
+    fp8,
+    gptq,
+    quantized_checkpoint,
+)
 
 
 def gptq_settings(bits: int = 4, group: int = 32, **more: Any) -> dict[str, Any]:
@@ -33,6 +42,7 @@ def compressed_settings(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
 EIGHT_BIT_INPUTS = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
 STATIC_INPUTS = {**EIGHT_BIT_INPUTS, "dynamic": False, "strategy": "tensor"}
 BY_GROUP = {"num_bits": 4, "strategy": "group", "group_size": 32}
+FOUR_BIT = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 
 CASES: dict[str, tuple[Writer, dict[str, Any]]] = {
     "gptq-4": (gptq(), gptq_settings()),
@@ -90,6 +100,10 @@ CASES: dict[str, tuple[Writer, dict[str, Any]]] = {
         fp8(True),
         compressed_settings({"num_bits": 8, "type": "float", "strategy": "channel"}, format="float-quantized"),
     ),
+    "nf4": (bitsandbytes(), FOUR_BIT),
+    "nf4-nested": (bitsandbytes(nested=True, block=128), FOUR_BIT),
+    "nf4-stored-as-bfloat16": (bitsandbytes(stored=torch.bfloat16), FOUR_BIT),
+    "llm-int8": (bitsandbytes_int8(), {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
 ROUNDED = {
     "w8a8-dynamic": (
@@ -109,10 +123,18 @@ ROUNDED = {
         ),
     ),
 }
-SCHEMES = {"gptq-8": "w8a16", "gptq-8-sym": "w8a16", "gptq-8-act-order": "w8a16", "fp8-blocks": "dense"}
+SCHEMES = {
+    "gptq-8": "w8a16",
+    "gptq-8-sym": "w8a16",
+    "gptq-8-act-order": "w8a16",
+    "fp8-blocks": "dense",
+    "llm-int8": "w8a16",
+}
 
 
 def scheme(case: str) -> str:
+    if case.startswith("nf4"):
+        return "dense"
     return SCHEMES.get(case) or next((s for s in ("w8a16", "fp8", "w8a8") if case.startswith(s)), "w4a16")
 
 

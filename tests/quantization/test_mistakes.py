@@ -272,7 +272,8 @@ class TestDamage:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes__nf4"),
+        ({"quant_method": "quip"}, "quip"),
         ({"quant_method": "gptq", "bits": 5, "group_size": 32}, "bits is 5"),
         ({"quant_method": "gptq", "bits": "4", "group_size": 32}, "bits must be"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "marlin"),

@@ -196,6 +196,63 @@ def fp8(per_channel: bool = False, block: tuple[int, int] | None = None) -> Writ
     return write
 
 
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""Dettmers et al., QLoRA (arXiv 2305.14314), appendix E."""
+
+
+def bitsandbytes(*, nested: bool = False, block: int = 64, stored: torch.dtype = torch.uint8) -> Writer:
+    """``value = NF4[code] * absmax[block]`` over the rows one after another; two codes a byte, the first one high."""
+
+    def write(module: str, shape: tuple[int, int], random: np.random.Generator) -> Written:
+        count = shape[0] * shape[1]
+        codes = random.integers(0, 16, count)
+        blocks = -(-count // block)
+        state: dict[str, Any] = {"quant_type": "nf4", "blocksize": block, "dtype": "float16", "shape": list(shape)}
+        parts = {"weight.quant_map": torch.tensor(NF4)}
+        if nested:
+            table, small = np.linspace(-1, 1, 256, dtype=np.float32), random.integers(0, 256, blocks)
+            outer = random.uniform(0.01, 0.02, -(-blocks // 16)).astype(np.float32)
+            absmax = table.astype(np.float64)[small] * outer[np.arange(blocks) // 16] + 0.06
+            state |= {"nested_blocksize": 16, "nested_dtype": "float32", "nested_offset": 0.06}
+            parts |= {
+                "weight.absmax": _torch(small.astype(np.uint8)),
+                "weight.nested_absmax": _torch(outer),
+                "weight.nested_quant_map": _torch(table),
+            }
+        else:
+            absmax = random.uniform(0.02, 0.1, blocks).astype(np.float32)
+            parts["weight.absmax"] = _torch(absmax)
+        pairs = np.pad(codes, (0, count % 2)).reshape(-1, 2)
+        held = _torch((pairs[:, 0] * 16 + pairs[:, 1]).astype(np.uint8))
+        parts["weight"] = held.view(stored)[:, None]
+        text = np.frombuffer(json.dumps(state).encode(), dtype=np.uint8).copy()
+        parts["weight.quant_state.bitsandbytes__nf4"] = _torch(text)
+        value = np.array(NF4)[codes] * absmax.astype(np.float64)[np.arange(count) // block]
+        return parts, _torch(value.reshape(shape))
+
+    return write
+
+
+def bitsandbytes_int8() -> Writer:
+    """``value[o, i] = code * SCB[o] / 127``."""
+
+    def write(module: str, shape: tuple[int, int], random: np.random.Generator) -> Written:
+        codes = random.integers(-127, 128, shape)
+        largest = random.uniform(0.1, 0.4, shape[0]).astype(np.float32)
+        parts = {
+            "weight": _torch(codes.astype(np.int8)),
+            "SCB": _torch(largest),
+            "weight_format": torch.tensor(0, dtype=torch.uint8),
+        }
+        return parts, _torch(codes * largest.astype(np.float64)[:, None] / 127)
+
+    return write
+
+
 def write_json(path: Path, **values: Any) -> None:
     """A settings file beside ``config.json``."""
     path.write_text(json.dumps(values))

@@ -87,7 +87,8 @@ _Parts = dict[str, tuple[Path, TensorEntry]]
 def _modules(files: Mapping[Path, list[TensorEntry]], method: Method) -> dict[str, _Parts]:
     """The quantized modules with the parts that each has and their files."""
     held = {entry.name: (file, entry) for file, entries in files.items() for entry in entries}
-    marked = {name.rpartition(".")[0] for name in held if name.rpartition(".")[2] in method.markers}
+    endings = tuple(f".{marker}" for marker in method.markers)
+    marked = {name.removesuffix(end) for name in held for end in endings if name.endswith(end)}
     return {
         module: {part: held[f"{module}.{part}"] for part in method.parts if f"{module}.{part}" in held}
         for module in sorted(marked)

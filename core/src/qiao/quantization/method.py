@@ -10,6 +10,7 @@ import torch
 
 from qiao.errors import ModelError
 from qiao.quantization.awq import AWQ
+from qiao.quantization.bitsandbytes import BitsAndBytes
 from qiao.quantization.compressed import CompressedTensors
 from qiao.quantization.fp8 import FP8
 from qiao.quantization.gptq import GPTQ
@@ -29,7 +30,7 @@ class Method(Protocol):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Tensors that only a quantized module has."""
+        """Tensors that only a quantized module has, by what follows the module's name."""
         ...
 
     @property
@@ -54,7 +55,13 @@ class Method(Protocol):
 
 
 _METHODS: Mapping[str, Callable[[Mapping[str, Any]], Method]] = MappingProxyType(
-    {"gptq": GPTQ, "awq": AWQ, "compressed-tensors": CompressedTensors, "fp8": FP8}
+    {
+        "gptq": GPTQ,
+        "awq": AWQ,
+        "compressed-tensors": CompressedTensors,
+        "fp8": FP8,
+        "bitsandbytes": BitsAndBytes,
+    }
 )
 
 
