@@ -128,7 +128,7 @@ def _row(found: Mapping[str, Any], intervals: bool) -> dict[str, str]:
     checks = f"{found['base_passes']}{arrow}{found['candidate_passes']}{slash}{found['checked']}"
     return {
         "cases": str(found["cases"]),
-        "kl": text("kl", ".4g" if intervals else ".2g"),
+        "kl": text("kl", ".3g" if intervals else ".2g"),
         "kl_p99": text("kl_p99", ".3g"),
         "top1": text("top1", ".1%"),
         "perplexity": _perplexities(found, intervals),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-_WIDTH, _LABEL, _ROW, _RIGHT = 640, 150, 26, 90
+_WIDTH, _LABEL, _ROW, _RIGHT = 540, 120, 26, 96
 
 
 @dataclass(frozen=True, slots=True)
