@@ -206,7 +206,7 @@ def unfinished(model: Path, tmp_path: Path) -> Path:
         ({"group": 64}, ["group 32", "64"]),
         ({"symmetric": False}, ["symmetric True", "False"]),
         ({"act_order": "none"}, ["act_order", "'static'", "'none'"]),
-        ({"damp": 0.1}, ["damp 0.01", "0.1"]),
+        ({"damp": 0.01}, ["damp 0.1", "0.01"]),
         ({"sequences": SEQUENCES[:2]}, ["calibration"]),
     ],
 )

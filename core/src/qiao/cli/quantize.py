@@ -36,7 +36,7 @@ def quantize(
     act_order: Annotated[
         str, typer.Option("--act-order", help="gptq: static, group (g_idx, slower to serve), none.")
     ] = "static",
-    damp: Annotated[float, typer.Option("--damp", help="gptq: share of the mean diagonal that is added.")] = 0.01,
+    damp: Annotated[float, typer.Option("--damp", help="gptq: share of the mean diagonal that is added.")] = 0.1,
     seed: Annotated[int, typer.Option("--seed", help="Of the draw of lines.")] = 0,
     device: Annotated[str, typer.Option("--device", help="Where calibration runs: auto or a plugin's name.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,

@@ -15,7 +15,7 @@ _BLOCK = 128
 
 
 def gptq(
-    weight: torch.Tensor, gram: torch.Tensor, size: int, grid: Grid, *, act_order: str = "static", damp: float = 0.01
+    weight: torch.Tensor, gram: torch.Tensor, size: int, grid: Grid, *, act_order: str = "static", damp: float = 0.1
 ) -> Rounded:
     """Round ``weight`` [O, I] float32 for inputs with ``gram`` = X^T X [I, I] float32.
 

@@ -33,7 +33,7 @@ class Options:
     group: int = 128
     symmetric: bool | None = None
     act_order: str = "static"
-    damp: float = 0.01
+    damp: float = 0.1
     samples: int = 128
     length: int = 512
     seed: int = 0
