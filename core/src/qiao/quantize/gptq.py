@@ -23,15 +23,12 @@ def gptq(
     ``ValueError`` where the damped Hessian is not positive definite in float64.
     """
     columns = weight.shape[1]
-    work, hessian = weight.clone(), gram.double()
-    dead = hessian.diagonal() == 0.0  # inputs that were never seen: their weights do not count, and become 0
-    work[:, dead] = 0.0
-    hessian.diagonal()[dead] = 1.0
+    work, seen = weight.clone(), gram.diagonal() != 0.0
+    work[:, ~seen] = 0.0  # inputs that never came: their weights do not count
     order = torch.arange(columns)
     if act_order != "none":
         order = torch.argsort(gram.diagonal(), descending=True, stable=True)
-    factor = inverse_factor(hessian[order][:, order], damp)
-    del hessian
+    factor = inverse_factor(gram, order, damp)
     fixed = grid.fit(in_groups(work, size)) if act_order == "static" else None
     work = work[:, order]
     places = group_index(columns, size)
@@ -41,20 +38,25 @@ def gptq(
     return Rounded(codes[:, back], scale, zero.to(torch.uint8), group[back])
 
 
-def inverse_factor(hessian: torch.Tensor, damp: float) -> torch.Tensor:
-    """The upper Cholesky factor [I, I] float32 of the inverse of ``hessian`` [I, I] float64 plus damping; changes it.
+def inverse_factor(gram: torch.Tensor, order: torch.Tensor, damp: float) -> torch.Tensor:
+    """U [I, I] float32, upper triangular, with U^T U the inverse of ``gram`` plus damping, rows and columns by ``order``.
 
-    Raises ``ValueError`` where there is none.
+    Inputs that never came have 1 on the diagonal. Worked out in float64 without the inverse itself: backwards from the
+    last column, H = R R^T with R upper triangular, and U = R^-1. At most three such matrices are held at once, as they
+    are the largest thing of a layer. Raises ``ValueError`` where the Hessian is not positive definite.
     """
-    hessian.diagonal().add_(damp * float(hessian.diagonal().mean()))
+    reverse = order.flip(0)
+    hessian = gram[reverse].index_select(1, reverse).double()
+    diagonal = hessian.diagonal()
+    diagonal[diagonal == 0.0] = 1.0
+    diagonal.add_(damp * float(diagonal.mean()))
     lower, failed = torch.linalg.cholesky_ex(hessian)
     if int(failed):
         raise ValueError(f"the Hessian is not positive definite at its row {int(failed)}")
-    upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-    if int(failed):
-        raise ValueError(f"the inverse Hessian is not positive definite at its row {int(failed)}")
-    factor: torch.Tensor = upper.float()
-    return factor
+    del hessian, diagonal
+    inverse = torch.eye(lower.shape[0], dtype=torch.float64)
+    torch.linalg.solve_triangular(lower, inverse, upper=False, out=inverse)
+    return inverse.float().flip(0, 1)
 
 
 def _sweep(
