@@ -2,12 +2,14 @@
 
     python benchmarks/peers.py setup --peers qiao --sizes 135m     # once: SmolLM2-135M-Instruct as a 16-bit folder
     python benchmarks/quantize.py make                             # quantize it, each way; goes on where it was stopped
+    python benchmarks/quantize.py reference --python ENV/bin/python     # the same with GPTQModel, from ENV
     python benchmarks/quantize.py score --json results/quantize.json    # so does this; rows lie in CACHE/quantize/rows
 
-Calibration: the topics of Python's own help (``pydoc_data.topics``), cut into samples of 512 tokens. Scored is other
-text: English prose of the 18th and 19th century (``data/en.txt``), and numpy's docstrings. Weights are dequantized at
-load and multiplied in float32, so that the figures are those of the files and not of a plugin's kernels. ``--extra
-NAME=FOLDER`` scores a folder that another tool made from the same ``calibration.jsonl``, which ``make`` writes.
+Calibration: 8 samples of Python's own help (``pydoc_data.topics``) and 16 that the model wrote itself, in 16 bits, from
+the beginnings in ``data/beginnings.txt``: 24 samples of about 512 tokens. Scored is other text: English prose of the
+18th and 19th century (``data/en.txt``), and numpy's docstrings. Weights are dequantized at load and multiplied in
+float32, so that the figures are those of the files and not of a plugin's kernels. ``--extra NAME=FOLDER`` scores a
+folder that another tool made from the same ``calibration.jsonl``, which ``make`` writes.
 """
 
 from __future__ import annotations
@@ -31,10 +33,13 @@ from comparison.divergence import Totals, chunks_of, scored
 from comparison.machine import describe
 from comparison.pins import Place
 from comparison.report import table
+from qiao import LLM, SamplingParams
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-GROUP, SAMPLES, DOC_CHUNKS = 64, 16, 2
+GROUP, DOC_CHUNKS = 64, 2
+TOPICS, OWN, DAMP = 8, 16, 0.1
+SAMPLES = TOPICS + OWN
 RUNS: dict[str, tuple[str, ...]] = {
     "rtn": ("--method", "rtn"),
     "rtn-asym": ("--method", "rtn", "--asym"),
@@ -49,15 +54,30 @@ TITLES = {
     "gptq-asym": "gptq, asymmetric",
     "awq": "awq, asymmetric",
 }
+REFERENCES = {"gptqmodel-gptq-asym": ("gptq", "asym"), "gptqmodel-awq": ("awq", "asym")}
+TITLES |= {"gptqmodel-gptq-asym": "GPTQModel: gptq, asymmetric", "gptqmodel-awq": "GPTQModel: awq, asymmetric"}
 PROSE, DOCS = "prose", "docstrings"
 
 
-def calibration(tokenizer: Tokenizer) -> list[str]:
-    """Python's help topics, cut where 512 tokens end."""
+def calibration(source: Path, tokenizer: Tokenizer) -> list[str]:
+    """Python's help topics, cut where 512 tokens end, spread over all of them; then what the model itself writes."""
     text = "\n\n".join(topics[name] for name in sorted(topics))
     offsets = tokenizer.encode(text).offsets
     starts = range(0, len(offsets) - CHUNK, CHUNK)
-    return [text[offsets[i][0] : offsets[i + CHUNK - 1][1]] for i in starts]
+    parts = [text[offsets[i][0] : offsets[i + CHUNK - 1][1]] for i in starts]
+    return parts[:: len(parts) // TOPICS][:TOPICS] + written_by(source)
+
+
+def written_by(source: Path) -> list[str]:
+    """Texts of about 512 tokens that the model in ``source`` writes at temperature 1, each with a seed of its own."""
+    beginnings = [line.replace("\\n", "\n") for line in (DATA / "beginnings.txt").read_text().splitlines()]
+    assert len(beginnings) == OWN
+    llm = LLM(str(source), device="cpu", max_model_len=640, kv_cache_memory_bytes=1 << 29)
+    settings = [
+        SamplingParams(temperature=1.0, top_p=0.98, max_tokens=500, seed=i, ignore_eos=True) for i in range(OWN)
+    ]
+    found = llm.generate(beginnings, settings)
+    return [start + result.outputs[0].text for start, result in zip(beginnings, found, strict=True)]
 
 
 def docstrings() -> str:
@@ -70,11 +90,12 @@ def make(source: Path, work: Path, tokenizer: Tokenizer) -> None:
     """Quantize ``source`` in each way of ``RUNS``, and write down time, error and peak memory."""
     work.mkdir(parents=True, exist_ok=True)
     data = work / "calibration.jsonl"
-    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in calibration(tokenizer)))
+    if not data.is_file():
+        data.write_text("".join(json.dumps({"text": text}) + "\n" for text in calibration(source, tokenizer)))
     for name, flags in RUNS.items():
         if (work / name / "config.json").is_file():
             continue
-        more = () if "rtn" in flags else ("--calibration", data, "--samples", str(SAMPLES))
+        more: tuple[Any, ...] = () if "rtn" in flags else ("--calibration", data, "--samples", str(SAMPLES))
         command = [sys.executable, "-m", "qiao", "quantize", source, *flags, "--group", str(GROUP), *more, "--json"]
         with subprocess.Popen(
             [*map(str, command), "-o", str(work / name)], stdout=subprocess.PIPE, text=True
@@ -88,6 +109,15 @@ def make(source: Path, work: Path, tokenizer: Tokenizer) -> None:
         report = json.loads(output) | {"peak_bytes": usage.ru_maxrss * 1024}
         del report["errors"], report["output"]
         (work / f"{name}.json").write_text(json.dumps(report, indent=1))
+
+
+def reference(source: Path, work: Path, python: Path) -> None:
+    """The same calibration data and settings through GPTQModel, run by ``python`` of its environment."""
+    script = Path(__file__).parent / "comparison" / "scripts" / "quantize_gptqmodel.py"
+    for name, (method, form) in REFERENCES.items():
+        if not (work / name / "config.json").is_file():
+            command = [python, script, source, work / "calibration.jsonl", work / name, method, form]
+            subprocess.run([*map(str, command), str(GROUP), str(DAMP), str(CHUNK)], check=True)
 
 
 def linear_bytes(folder: Path) -> int:
@@ -180,8 +210,9 @@ def score(source: Path, work: Path, tokenizer: Tokenizer, extra: list[str], resu
     """Measure, print, write."""
     with torch.inference_mode():
         made = Table(source, work, tokenizer)
-        for name in RUNS:
-            made.add(TITLES[name], work / name, quantization="none")
+        for name in (*RUNS, *REFERENCES):
+            if (work / name / "config.json").is_file():
+                made.add(TITLES[name], work / name, quantization="none")
         for item in extra:
             name, _, folder = item.partition("=")
             made.add(name, Path(folder), quantization="none")
@@ -203,7 +234,8 @@ def score(source: Path, work: Path, tokenizer: Tokenizer, extra: list[str], resu
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("make", "score", "report"))
+    parser.add_argument("what", choices=("make", "reference", "score", "report"))
+    parser.add_argument("--python", type=Path, help="reference: the interpreter of an environment with GPTQModel")
     parser.add_argument("--cache", help="where `peers.py setup` put the models; ~/.cache/qiao-bench if not given")
     parser.add_argument("--work", type=Path, help="where the quantized models lie; CACHE/quantize if not given")
     parser.add_argument("--extra", action="append", default=[], metavar="NAME=FOLDER", help="score this folder too")
@@ -214,9 +246,13 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     if asked.what == "make":
         make(source, work, tokenizer)
+    elif asked.what == "reference":
+        if asked.python is None:
+            parser.error("reference needs --python")
+        reference(source, work, asked.python)
     elif asked.what == "score":
         score(source, work, tokenizer, asked.extra, asked.json)
-    if asked.what != "make":
+    if asked.what in ("score", "report"):
         rows = json.loads(asked.json.read_text())["rows"]
         plot(rows, asked.json.with_suffix(".png"))
         print(render(rows))
