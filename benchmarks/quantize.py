@@ -19,6 +19,8 @@ import inspect
 import json
 import math
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -34,7 +36,9 @@ from comparison.machine import describe
 from comparison.pins import Place
 from comparison.report import table
 from qiao import LLM, SamplingParams
+from qiao.loading import iter_weights, resolve
 from safetensors import safe_open
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 GROUP, DOC_CHUNKS = 64, 2
@@ -56,6 +60,8 @@ TITLES = {
 }
 REFERENCES = {"gptqmodel-gptq-asym": ("gptq", "asym"), "gptqmodel-awq": ("awq", "asym")}
 TITLES |= {"gptqmodel-gptq-asym": "GPTQModel: gptq, asymmetric", "gptqmodel-awq": "GPTQModel: awq, asymmetric"}
+FIRST = 12
+"""Layers that other tools quantize for comparison, the rest staying in 16 bits; Qiao's file is cut to the same."""
 PROSE, DOCS = "prose", "docstrings"
 
 
@@ -115,9 +121,22 @@ def reference(source: Path, work: Path, python: Path) -> None:
     """The same calibration data and settings through GPTQModel, run by ``python`` of its environment."""
     script = Path(__file__).parent / "comparison" / "scripts" / "quantize_gptqmodel.py"
     for name, (method, form) in REFERENCES.items():
-        if not (work / name / "config.json").is_file():
+        if not list((work / name).glob("*.safetensors")):
             command = [python, script, source, work / "calibration.jsonl", work / name, method, form]
-            subprocess.run([*map(str, command), str(GROUP), str(DAMP), str(CHUNK)], check=True)
+            subprocess.run([*map(str, command), str(GROUP), str(DAMP), str(CHUNK), str(FIRST)], check=True)
+
+
+def first_layers(source: Path, quantized: Path, folder: Path) -> Path:
+    """``folder`` with the first ``FIRST`` layers of ``quantized``, dequantized, and the others of ``source``."""
+    if not folder.is_dir():
+        held = dict(iter_weights(resolve(quantized), progress=False, dequantize=True))
+        inner = re.compile(r"model\.layers\.(\d+)\.")
+        plain = dict(iter_weights(resolve(source), progress=False))
+        chosen = {n: held[n] if (m := inner.match(n)) and int(m[1]) < FIRST else x for n, x in plain.items()}
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        kept = {name: tensor.float().contiguous() for name, tensor in chosen.items()}
+        save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 def linear_bytes(folder: Path) -> int:
@@ -138,8 +157,11 @@ class Table:
         texts = {PROSE: (DATA / "en.txt").read_text(), DOCS: docstrings()}
         self._chunks = {name: list(chunks_of(tokenizer.encode(text).ids, CHUNK)) for name, text in texts.items()}
         self._chunks[DOCS] = self._chunks[DOCS][:: max(1, len(self._chunks[DOCS]) // DOC_CHUNKS)][:DOC_CHUNKS]
-        base = Scorer(source, dtype="float32")
-        self._base = {name: [base.logits(c) for c in chunks] for name, chunks in self._chunks.items()}
+        kept = self._kept / "base.pt"
+        if not kept.is_file():
+            base = Scorer(source, dtype="float32")
+            torch.save({name: [base.logits(c) for c in chunks] for name, chunks in self._chunks.items()}, kept)
+        self._base: dict[str, list[torch.Tensor]] = torch.load(kept, weights_only=True)
         self._source, self._whole = source, linear_bytes(source)
         self.rows = [
             self._row("16 bits", {name: self._figures(name, self._base[name]) for name in self._chunks}, source)
@@ -210,14 +232,18 @@ def score(source: Path, work: Path, tokenizer: Tokenizer, extra: list[str], resu
     """Measure, print, write."""
     with torch.inference_mode():
         made = Table(source, work, tokenizer)
-        for name in (*RUNS, *REFERENCES):
+        for name in RUNS:
+            made.add(TITLES[name], work / name, quantization="none")
+        for name in REFERENCES:
+            ours = name.removeprefix("gptqmodel-")
             if (work / name / "config.json").is_file():
-                made.add(TITLES[name], work / name, quantization="none")
+                for label, folder in ((TITLES[ours], work / ours), (TITLES[name], work / name)):
+                    cut = first_layers(source, folder, work / f"{folder.name}-first")
+                    made.add(f"first {FIRST} layers, {label}", cut)
         for item in extra:
             name, _, folder = item.partition("=")
             made.add(name, Path(folder), quantization="none")
         made.add("16 bits, int8 KV cache", source, kv_cache_dtype="int8")
-        made.add("gptq, symmetric, int8 KV cache", work / "gptq", quantization="none", kv_cache_dtype="int8")
     data = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": describe(),

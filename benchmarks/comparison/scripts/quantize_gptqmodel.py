@@ -1,6 +1,8 @@
 """Run by the interpreter of an environment with GPTQModel 7: quantizes on the CPU, in float32, from calibration.jsonl.
 
-quantize_gptqmodel.py MODEL CALIBRATION OUT gptq|awq sym|asym GROUP DAMP LENGTH
+quantize_gptqmodel.py MODEL CALIBRATION OUT gptq|awq sym|asym GROUP DAMP LENGTH LAYERS
+
+Only the first LAYERS layers are quantized.
 """
 
 from __future__ import annotations
@@ -17,22 +19,22 @@ def main() -> None:
     """See the module; gptq with the settings that ``qiao quantize`` has unless told otherwise."""
     import gptqmodel.quantization.config as configs
     from gptqmodel import GPTQModel
-    from gptqmodel.looper.checkpoint_store import CheckpointConfig
 
-    model_path, data, out, method, form, group, damp, length = sys.argv[1:]
+    model_path, data, out, method, form, group, damp, length, layers = sys.argv[1:]
     common: dict[str, Any] = {"bits": 4, "group_size": int(group), "sym": form == "sym", "device": "cpu"}
     common["pack_impl"] = "original"
-    more: dict[str, Any] = {}
+    count = json.loads((Path(model_path) / "config.json").read_text())["num_hidden_layers"]
+    left = "|".join(str(i) for i in range(int(layers), count))
+    common["dynamic"] = {rf"-:model\.layers\.({left})\..*": {}} if left else None
     if method == "gptq":
         order = {"desc_act": True, "static_groups": True, "act_group_aware": False}
-        config = configs.GPTQConfig(**common, **order, damp_percent=float(damp), offload_to_disk_path=f"{out}.parts")
-        more["checkpoint"] = CheckpointConfig(path=f"{out}.state")
+        config = configs.GPTQConfig(**common, **order, damp_percent=float(damp), offload_to_disk=False)
     else:
         config = configs.AWQConfig(**common, offload_to_disk=False)
     model = GPTQModel.load(model_path, config, dtype=torch.float32)
     texts = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()]
     ids = [model.tokenizer(text)["input_ids"][: int(length)] for text in texts]
-    model.quantize([{"input_ids": x, "attention_mask": [1] * len(x)} for x in ids], batch_size=1, **more)
+    model.quantize([{"input_ids": x, "attention_mask": [1] * len(x)} for x in ids], batch_size=1)
     model.save(out)
 
 

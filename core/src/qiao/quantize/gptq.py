@@ -39,7 +39,7 @@ def gptq(
 
 
 def inverse_factor(gram: torch.Tensor, order: torch.Tensor, damp: float) -> torch.Tensor:
-    """U [I, I] float32, upper triangular, with U^T U the inverse of ``gram`` plus damping, rows and columns by ``order``.
+    """U [I, I] float32, upper triangular: U^T U is the inverse of the damped ``gram``, rows and columns by ``order``.
 
     Inputs that never came have 1 on the diagonal. Worked out in float64 without the inverse itself: backwards from the
     last column, H = R R^T with R upper triangular, and U = R^-1. At most three such matrices are held at once, as they
