@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from qiao.contract import AttentionMetadata, KVCache, hookimpl
 
-from qiao_triton.architectures import Architecture, attention_tile, parts
+from qiao_triton.architectures import Architecture, Tile, attention_tile, parts
 from qiao_triton.cache import cache_arguments, cache_constants, last_contiguous
 from qiao_triton.launch import architecture_of, launch, power_of_two, wide
 
@@ -25,6 +25,11 @@ def _common(
     found |= {"seq_lens": metadata.seq_lens, "scale": scale, "cap": cap, "t_row": metadata.block_tables.stride(0)}
     found |= {"window": window if window > 0 else _NO_WINDOW, "q_token": query.stride(0), "q_head": query.stride(1)}
     return found | cache_arguments(cache)
+
+
+def _stages(tile: Tile, constants: dict[str, Any]) -> int:
+    """Of the pipeline: codes of an int8 cache that wait to be widened would not fit into registers."""
+    return 1 if constants["CODES"] else tile.stages
 
 
 def _constants(arch: Architecture, query: torch.Tensor, cache: KVCache, cap: float) -> dict[str, Any]:
@@ -54,7 +59,7 @@ def attention(
     arguments |= {"out": out, "query_start": metadata.query_start, "count": count}
     arguments |= {"o_token": out.stride(0), "o_head": out.stride(1)}
     grid = (query.shape[0] // queries + count, cache.key.shape[2])
-    launch("attention.attend", grid, arguments, constants, tile.warps, tile.stages)
+    launch("attention.attend", grid, arguments, constants, tile.warps, _stages(tile, constants))
     return out
 
 
@@ -86,7 +91,7 @@ def decode_attention(
     arguments = _common(query, cache, metadata, scale, sliding_window, soft_cap)
     arguments |= {"out": out, "partial": partial, "stats": stats}
     arguments |= {"o_token": out.stride(0), "o_head": out.stride(1)}
-    launch("attention.attend_part", (rows, kv_heads, count), arguments, constants, tile.warps, tile.stages)
+    launch("attention.attend_part", (rows, kv_heads, count), arguments, constants, tile.warps, _stages(tile, constants))
     if count > 1:
         joined = {"out": out, "partial": partial, "stats": stats, "o_token": out.stride(0), "o_head": out.stride(1)}
         launch("attention.join", (rows, heads), joined, {"PARTS": count, "D": dim, "WIDTH": constants["WIDTH"]}, 2)
