@@ -10,7 +10,7 @@ import torch
 from qiao.contract import AttentionMetadata, KVCache, hookimpl
 
 from qiao_ascend import _sdk, fractal
-from qiao_ascend.chips import MASK, check_cache, check_heads, profile
+from qiao_ascend.chips import MASK, check_cache, check_heads, profile_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,7 @@ def allocate_kv(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, layout: str, device: str
 ) -> KVCache:
     """Memory of torch_npu, which raises ``torch.OutOfMemoryError`` itself. ``ValueError`` for what no kernel reads."""
-    found = profile(_sdk.runtime().get_device_name(device))
-    assert found is not None  # the probe offers no other device
-    check_cache(found, block_size, head_dim, dtype, layout)
+    check_cache(profile_of(torch.device(device)), block_size, head_dim, dtype, layout)
     if layout == "NZ":
         memory = fractal.allocate(num_blocks + 1, block_size, num_kv_heads * head_dim, dtype, device)
     else:

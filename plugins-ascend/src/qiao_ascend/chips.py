@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 
 import torch
@@ -71,6 +72,16 @@ def profile(chip: str) -> Profile | None:
     if re.match(r"910(_93|C)", short):
         return PROFILES["910C"]
     return PROFILES["310P"] if short.startswith("310P") else None
+
+
+@cache
+def profile_of(device: torch.device) -> Profile:
+    """The profile of a device of this process, asked for once; raises ``ValueError`` for a chip without one."""
+    chip = str(_sdk.runtime().get_device_name(device))
+    found = profile(chip)
+    if found is None:
+        raise ValueError(f"qiao-ascend has no profile of {chip}: it knows {', '.join(PROFILES)}")
+    return found
 
 
 def capabilities_of(chip: str) -> Capabilities:

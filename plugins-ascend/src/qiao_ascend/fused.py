@@ -6,18 +6,12 @@ import torch
 from qiao.contract import composites, hookimpl
 
 from qiao_ascend import _sdk
-from qiao_ascend.chips import Profile, fits_swiglu, profile
-
-
-def _profile(x: torch.Tensor) -> Profile:
-    found = profile(_sdk.runtime().get_device_name(x.device))
-    assert found is not None  # the probe offers no other device
-    return found
+from qiao_ascend.chips import fits_swiglu, profile_of
 
 
 def _gain(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """910B and 910C take a float32 weight beside half precision; 310P does not."""
-    return weight.to(x.dtype) if _profile(x).name == "310P" or weight.dtype != torch.float32 else weight
+    return weight.to(x.dtype) if profile_of(x.device).name == "310P" or weight.dtype != torch.float32 else weight
 
 
 @hookimpl
@@ -46,7 +40,7 @@ def rotary(
 
     On 310P it pairs halves only, so interleaved pairs are left to plain operators.
     """
-    if interleaved and _profile(query).name == "310P":
+    if interleaved and profile_of(query.device).name == "310P":
         return composites.rotary(query, key, cos, sin, interleaved)
     mode, width = ("interleave", 2) if interleaved else ("half", 1)
     angles = []
@@ -66,7 +60,7 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mode: str) ->
 @hookimpl
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
     """``npu_swiglu``, whose gate is the first half; on 310P some widths are left to plain operators."""
-    if not fits_swiglu(_profile(x), x.shape[-1]):
+    if not fits_swiglu(profile_of(x.device), x.shape[-1]):
         return composites.silu_mul(x)
     return _sdk.operation("npu_swiglu")(x.contiguous(), -1)  # type: ignore[no-any-return]
 

@@ -14,7 +14,7 @@ from qiao.contract import PackedWeight, WeightInfo, hookimpl
 from torch.nn import functional
 
 from qiao_ascend import _sdk
-from qiao_ascend.chips import Profile, fits_group, fits_int4, profile
+from qiao_ascend.chips import Profile, fits_group, fits_int4, profile_of
 
 _MIDDLE = 8
 Data = Mapping[str, torch.Tensor]
@@ -23,9 +23,9 @@ Data = Mapping[str, torch.Tensor]
 @hookimpl
 def pack_weight(scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightInfo, device: str) -> PackedWeight:
     """Raises ``ValueError`` for a scheme that the chip has no operator for."""
-    found = profile(_sdk.runtime().get_device_name(device))
-    if found is None or scheme not in found.schemes:
-        raise ValueError(f"{info.name}: {found.name if found else 'this chip'} has no operator for {scheme}")
+    found = profile_of(torch.device(device))
+    if scheme not in found.schemes:
+        raise ValueError(f"{info.name}: {found.name} has no operator for {scheme}")
     if scheme == "dense":
         data = {"weight": tensors["weight"].contiguous()}
     elif scheme == "w8a8":

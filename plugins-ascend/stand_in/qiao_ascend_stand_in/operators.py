@@ -277,8 +277,8 @@ def format_cast(x: Tensor, acl_format: int, **options: Any) -> Tensor:
 
 def nibbles(weight: Tensor) -> Tensor:
     """int32 [K, N / 8] to float32 -8..7 [K, N], the lowest four bits first."""
-    pairs = weight.contiguous().view(torch.uint8)
-    codes = torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2)
+    pairs = weight.contiguous().flatten().view(torch.uint8)  # a single column may have any stride
+    codes = torch.stack((pairs & 15, pairs >> 4), -1).view(len(weight), -1)
     return (codes ^ 8).float() - 8
 
 
