@@ -15,10 +15,10 @@ from fastapi.routing import APIRoute
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo
 from qiao.frontend import Frontend
+from qiao.server.access import PUBLIC_PATHS
 from qiao.server.app import create_app
 from qiao.server.args import ServerArgs
 from qiao.server.lifecycle import make_state
-from qiao.server.middleware import PUBLIC_PATHS
 from qiao.transport import EngineClient, EngineState
 from transformers import AutoTokenizer
 
@@ -77,7 +77,7 @@ def test_every_route_needs_the_key_but_the_published_few() -> None:
             assert without.json()["error"]["code"] == "invalid_api_key"
             assert without.headers["www-authenticate"] == "Bearer"
     assert {"/v1/completions", "/tokenize", "/detokenize", "/metrics", "/openapi.json", "/docs", "/load"} <= seen
-    assert {"/health", "/ping"} == PUBLIC_PATHS
+    assert {"/health", "/health/live", "/health/ready", "/ping"} == PUBLIC_PATHS
 
 
 def flat(routes: list[Any]) -> list[Any]:
@@ -172,15 +172,19 @@ def test_cors() -> None:
 def test_health_follows_engine_and_drain() -> None:
     made = app()
     state = made.state.qiao
-    for path in ("/health", "/ping"):
+    for path in ("/health", "/health/live", "/health/ready", "/ping"):
         assert call(made, lambda c, p=path: c.get(p))[0].status_code == 200
     state.client.state = EngineState.STARTING
     (starting,) = call(made, lambda c: c.get("/health"))
     assert starting.status_code == 503
     assert "starting" in starting.json()["error"]["message"]
+    live, ready = call(made, lambda c: c.get("/health/live"), lambda c: c.get("/health/ready"))
+    assert (live.status_code, ready.status_code) == (200, 503), "a restart would not help"
     (no_engine,) = call(made, lambda c: c.post("/v1/completions", json={"prompt": "a"}))
     assert no_engine.status_code == 503
     assert no_engine.json()["error"]["code"] == "engine_unavailable"
+    state.client.state = EngineState.DEAD
+    assert [a.status_code for a in call(made, lambda c: c.get("/health/live"))] == [503]
     state.client.state, state.draining = EngineState.READY, True
     for request in (
         lambda c: c.get("/health"),

@@ -358,6 +358,7 @@ def _engine_config(
         enable_prefix_caching=args.enable_prefix_caching,
         enable_chunked_prefill=args.enable_chunked_prefill,
         scheduling_policy=args.scheduling_policy,
+        priority_floor=args.priority_floor,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
         tpot_target=None if args.tpot_target_ms is None else args.tpot_target_ms / 1000.0,
         max_num_queued=args.max_num_queued_reqs,

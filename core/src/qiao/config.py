@@ -31,7 +31,8 @@ class EngineArgs:
     0.25 of what is free where the cache lies on the host, whose memory others share. ``fallback_budget`` is in bytes a
     step. ``drop`` leaves hooks of the plugin unused, to try what a gap costs. Sizes are in bytes, times in seconds.
     ``tpot_target_ms`` limits the prompt tokens beside running answers so that a step takes about so many milliseconds;
-    None leaves them to ``max_num_batched_tokens``.
+    None leaves them to ``max_num_batched_tokens``. ``priority_floor`` is the share of tokens that worse priorities get
+    while better ones pass them by.
     ``packed_cache`` is the folder of packed weights, or ``off``; None is the variable ``QIAO_PACKED_CACHE``, else
     ``~/.cache/qiao/packed``.
     ``block_size`` in tokens; None takes what the device allows nearest to 16. ``kv_cache_dtype``: see ``KV_DTYPES``,
@@ -75,6 +76,7 @@ class EngineArgs:
     long_prefill_token_threshold: int = 0
     tpot_target_ms: float | None = None
     scheduling_policy: str = "fcfs"
+    priority_floor: float = 0.05
     enforce_eager: bool = False
     threads: int | None = None
     packed_cache: str | None = None
@@ -106,6 +108,9 @@ class EngineArgs:
             raise ParameterError("tpot_target_ms", "needs chunked prefill: it works by the size of the chunks")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ParameterError("scheduling_policy", f"must be fcfs or priority, got {self.scheduling_policy!r}")
+        floor = self.priority_floor
+        if isinstance(floor, bool) or not isinstance(floor, int | float) or not 0.0 <= floor < 1.0:
+            raise ParameterError("priority_floor", f"must be a number from 0 (none) to below 1, got {floor!r}")
         if dtype_name(self.dtype) not in _DTYPES:
             names = ", ".join((*_DTYPES, *_OTHER_NAMES))
             raise ParameterError("dtype", f"must be one of {names}, got {self.dtype!r}")

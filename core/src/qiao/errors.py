@@ -11,6 +11,9 @@
     ├── PluginError               a backend is missing, broken or ambiguous
     │   ├── PlanRefusedError      the fallback policy forbids this placement
     │   └── KernelError           a bound operator raised at run time
+    ├── ForbiddenError            the caller's key does not allow it (HTTP 403)
+    ├── QuotaError                the caller's quota is used up (HTTP 429)
+    ├── DeadlineError             the request's deadline passed while it waited (HTTP 504)
     ├── OverloadedError           the queue is full (HTTP 503)
     └── EngineDeadError           the engine process ended (HTTP 503)
 
@@ -20,7 +23,9 @@ Each message says what is wrong, where, and what to do about it.
 from __future__ import annotations
 
 __all__ = [
+    "DeadlineError",
     "EngineDeadError",
+    "ForbiddenError",
     "KernelError",
     "ModelError",
     "NotFoundError",
@@ -30,6 +35,7 @@ __all__ = [
     "PluginError",
     "PromptTooLongError",
     "QiaoError",
+    "QuotaError",
     "UsageError",
 ]
 
@@ -80,6 +86,23 @@ class PlanRefusedError(PluginError):
 
 class KernelError(PluginError):
     """A bound operator raised. It is never retried elsewhere; the request fails."""
+
+
+class ForbiddenError(QiaoError):
+    """The caller is known, and its key does not allow what it asks for."""
+
+
+class QuotaError(QiaoError):
+    """A quota of the caller is used up. ``retry_after`` is in seconds; ``code`` says which kind of quota."""
+
+    def __init__(self, message: str, retry_after: float, code: str = "rate_limit_exceeded") -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.code = code
+
+
+class DeadlineError(QiaoError):
+    """The request's deadline passed before any of it had run; nothing was computed."""
 
 
 class OverloadedError(QiaoError):

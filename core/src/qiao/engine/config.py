@@ -24,12 +24,13 @@ class EngineConfig:
     """Sizes and policies of one engine.
 
     ``num_blocks`` blocks of ``block_size`` tokens are the whole KV cache, of ``dtype``. ``max_num_batched_tokens`` is
-    the token budget of a step and ``max_num_seqs`` the most sequences in it; ``long_prefill_token_threshold`` caps
-    one prompt's chunk (0: only the budget does; no effect without chunked prefill). ``tpot_target`` in seconds is what
-    a step with decodes should take; chunks adapt to it (see ``qiao.engine.pacing``). ``scheduling_policy`` is ``fcfs``
-    or ``priority``. More than ``max_num_queued`` waiting sequences are refused. ``seed`` starts the generator that
-    seeds unseeded requests. ``check_integrity`` compares blocks and references whenever the engine falls idle.
-    ``enforce_eager`` records no decode steps.
+    the token budget of a step and ``max_num_seqs`` the most sequences in it; ``long_prefill_token_threshold`` caps one
+    prompt's chunk (0: only the budget does; no effect without chunked prefill). ``tpot_target`` in seconds is what a
+    step with decodes should take; chunks adapt to it (see ``qiao.engine.pacing``). ``scheduling_policy`` is ``fcfs`` or
+    ``priority``; of the tokens that pass worse priorities by, these get ``priority_floor``, a share below 1. More than
+    ``max_num_queued`` waiting sequences are refused. ``seed`` starts the generator that seeds unseeded requests.
+    ``check_integrity`` compares blocks and references whenever the engine falls idle. ``enforce_eager`` records no
+    decode steps.
 
     Raises ``ParameterError`` naming the field.
     """
@@ -46,6 +47,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     long_prefill_token_threshold: int = 0
     tpot_target: float | None = None
+    priority_floor: float = 0.05
     max_num_queued: int = 1024
     seed: int = 0
     check_integrity: bool = False
@@ -61,6 +63,8 @@ class EngineConfig:
             raise ParameterError("tpot_target_ms", f"must be above 0 and needs chunked prefill, got {self.tpot_target}")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ParameterError("scheduling_policy", f"must be fcfs or priority, got {self.scheduling_policy!r}")
+        if not 0.0 <= self.priority_floor < 1.0:
+            raise ParameterError("priority_floor", f"must be 0 (none) or more and below 1, got {self.priority_floor}")
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.capacity:
             raise ParameterError(
                 "max_num_batched_tokens",
@@ -72,6 +76,10 @@ class EngineConfig:
     def capacity(self) -> int:
         """The most tokens that one sequence can have: the context, or the whole cache if that is smaller."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    def capped_blocks(self, share: float) -> int:
+        """Blocks that a tenant with a share of the cache may hold; at least one."""
+        return max(1, int(share * self.num_blocks))
 
     @property
     def max_blocks_per_seq(self) -> int:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from copy import copy
+from heapq import heappop, heappush
 
 import numpy as np
 import torch
@@ -67,6 +68,7 @@ class Engine:
         self._grammars = GrammarQueue(compiler)
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
+        self._deadlines: list[tuple[float, int, str]] = []
         self._seeds = random.Random(config.seed)  # noqa: S311 - sampling, not secrets
         self._totals = EngineStats(kv_blocks_total=config.num_blocks)
 
@@ -93,11 +95,18 @@ class Engine:
             self._grammars.add(state, request)
         else:
             self._scheduler.add(state.sequences[0])
+        self._scheduler.shares.enter(state.account, request.params.n)
         self._requests[state.id] = state
+        if request.max_wait is not None:
+            heappush(self._deadlines, (time.monotonic() + request.max_wait, self._arrivals, state.id))
 
     def _make(self, request: EngineRequest) -> Request:
-        params, state = request.params, Request(request)
-        limit = self.config.capacity
+        params, limit = request.params, self.config.capacity
+        cap = None
+        if request.kv_share is not None:
+            cap = self.config.capped_blocks(request.kv_share)
+            limit = min(limit, cap * self.config.block_size)
+        state = Request(request, self._scheduler.shares.account(request.tenant, request.weight, cap))
         if params.max_tokens is not None:
             limit = min(limit, len(request.prompt_token_ids) + params.max_tokens)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
@@ -132,11 +141,11 @@ class Engine:
         An error of the model or an operator ends the requests of the step with ``finish_reason`` ``error``; the
         engine goes on.
         """
-        refused = self._start_compiled()
+        ended = (self._drop_late() if self._deadlines else []) + self._start_compiled()
         if not self._scheduler.has_work:
             self._idle_check()
-            return refused
-        return refused + self._run_step()
+            return ended
+        return ended + self._run_step()
 
     def _start_compiled(self) -> list[SequenceOutput]:
         """Queue the requests whose grammars are ready; outputs of those that cannot be served."""
@@ -305,6 +314,21 @@ class Engine:
                 )
                 for s in ended
             ]
+        return outputs
+
+    def _drop_late(self) -> list[SequenceOutput]:
+        """End requests whose deadline has passed while no step had begun with them."""
+        outputs: list[SequenceOutput] = []
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, number, name = heappop(self._deadlines)
+            request = self._requests.get(name)
+            if request is None or request.scheduled is not None or request.sequences[0].key[1] != number:
+                continue
+            self._grammars.abort(name, None)
+            self._finish_all(request.sequences)
+            outputs += [SequenceOutput(request_id=name, index=s.index, finish_reason="late") for s in request.sequences]
+        self._idle_check()
         return outputs
 
     # distributions ----------------------------------------------------------------------------------------------------

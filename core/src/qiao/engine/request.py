@@ -11,11 +11,13 @@ from qiao.sampling_params import SamplingParams
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One prompt. The front end has tokenised, resolved ``max_tokens`` and checked everything against ``EngineInfo``.
 
-    ``params.n`` sequences share the prompt. A lower ``priority`` is served first. ``cache_salt`` separates the
-    prefix caches of tenants. ``eos_token_ids`` end a sequence unless ``params.ignore_eos``. ``arrival`` is
-    ``time.time()`` in seconds. ``grammar`` is llguidance's, which the answer follows, from the start or once
-    ``grammar_after`` has appeared in it. With ``pooling``
-    (``last`` or ``mean``) the prompt comes back as a vector, and ``params.max_tokens`` is 0.
+    ``params.n`` sequences share the prompt. A lower ``priority`` is served first. ``cache_salt``, the client's, and
+    ``cache_scope``, the tenant's, separate prefix caches. ``eos_token_ids`` end a sequence unless
+    ``params.ignore_eos``. ``arrival`` is ``time.time()`` in seconds. Under load tenants share the engine by ``weight``;
+    a tenant's sequences hold at most ``kv_share`` of the cache. A request that has waited ``max_wait`` seconds in the
+    engine is dropped. ``grammar`` is llguidance's, which the answer follows, from the start or once ``grammar_after``
+    has appeared in it. With ``pooling`` (``last`` or ``mean``) the prompt comes back as a vector, and
+    ``params.max_tokens`` is 0.
     """
 
     request_id: str
@@ -25,6 +27,11 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     eos_token_ids: list[int] = []
     priority: int = 0
     cache_salt: str = ""
+    cache_scope: str = ""
+    tenant: str = ""
+    weight: float = 1.0
+    kv_share: float | None = None
+    max_wait: float | None = None
     grammar: str = ""
     grammar_after: str = ""
     pooling: str = ""
@@ -41,11 +48,11 @@ class TokenLogprobs(msgspec.Struct, omit_defaults=True):
 class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step added to one of a request's sequences.
 
-    ``finish_reason`` is ``stop``, ``length``, ``abort``, ``error`` or None while it runs; ``stop_reason`` is the stop
-    token id, None for EOS. ``prompt_logprobs`` comes once, on the first output of sequence 0, its first entry None.
-    ``scheduled`` and ``first_token`` are ``time.time()`` in seconds, sent with the first token. ``error_field`` is the
-    request's field that an ``error`` is about, empty for an error of the computation.
-    ``embedding`` is a vector of little-endian float32 numbers, not normalised.
+    ``finish_reason`` is ``stop``, ``length``, ``abort``, ``error``, ``late`` (dropped at its deadline) or None while it
+    runs; ``stop_reason`` is the stop token id, None for EOS. ``prompt_logprobs`` comes once, on the first output of
+    sequence 0, its first entry None. ``scheduled`` and ``first_token`` are ``time.time()`` in seconds, sent with the
+    first token. ``error_field`` is the request's field that an ``error`` is about, empty for an error of the
+    computation. ``embedding`` is a vector of little-endian float32 numbers, not normalised.
     """
 
     request_id: str

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from qiao.engine.blocks import BlockManager
 from qiao.engine.config import EngineConfig
+from qiao.engine.fairness import PROMOTED, Account, Displacement, Floor, Shares, loses_first, rank
 from qiao.engine.pacing import Pacer
 from qiao.engine.rows import RowTable
 from qiao.engine.sequence import Sequence, Status
@@ -41,11 +42,13 @@ class Step:
 class Scheduler:
     """Continuous batching within a token, a row and a block budget.
 
-    Each step serves running decodes first (so that a long prompt never stalls them), then running prompts, then the
-    waiting queue, each in order of service; ``pacer`` may limit the prompts' tokens for the decodes' sake. Where blocks
-    run out, the running sequence that is last in that order is preempted: it loses its blocks and computes its tokens
-    again later. Since the first in order is never preempted and one sequence always fits the cache, every step makes
-    progress.
+    Each step serves running decodes first (so that a long prompt never stalls them), then prompts: those that run and
+    those that wait, by priority, then by their tenant's turn (see ``qiao.engine.fairness``), the running ones first
+    where these are equal. ``pacer`` may limit the prompts' tokens for the decodes' sake. Who cannot start for lack of
+    rows or blocks may displace a running sequence of a worse priority, or of a tenant that has more than its share.
+    Where blocks run out, ``loses_first`` says who is preempted: it loses its blocks and computes its tokens again
+    later. A sequence that waited long is promoted; the first of those is never preempted, and one sequence always fits
+    the cache.
     """
 
     def __init__(
@@ -59,11 +62,15 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.shares = Shares()
+        self.floor = Floor(config.priority_floor)
         self.pacer = None if config.tpot_target is None else Pacer(config.tpot_target)
         self._joined = joined
         self._step = 0
         self._budget = 0
         self._scheduled: dict[Sequence, int] = {}
+        self._starved = False
+        self._displaced: set[Sequence] = set()
         self._watermark = max(1, config.num_blocks // 100)
 
     @property
@@ -72,7 +79,7 @@ class Scheduler:
         return bool(self.running) or bool(self.waiting)
 
     def add(self, seq: Sequence) -> None:
-        """Let a new sequence wait."""
+        """Let the first sequence of a new request wait."""
         self.waiting.push(seq, self._step)
 
     def schedule(self) -> Step:
@@ -80,14 +87,30 @@ class Scheduler:
         self._step += 1
         self._budget = self.config.max_num_batched_tokens
         self._scheduled = {}
-        self.waiting.promote(self._step)
-        preemptions = self.num_preemptions
-        self._schedule_running()
-        if preemptions == self.num_preemptions:
-            self._admit()
+        self._starved = False
+        self._displaced = set()
+        self.shares.advance()
+        self._promote()
+        prompts = self._schedule_decodes()
+        if self.pacer is not None:
+            self._budget = self.pacer.chunk(len(self._scheduled), self._budget)
+        self._schedule_prompts(prompts)
+        self.floor.note(self._scheduled, self.waiting.worst_level)
         step = Step(list(self._scheduled), list(self._scheduled.values()))
         self._fork(step)
         return step
+
+    def _promote(self) -> None:
+        self.waiting.promote_overdue(self._step)
+        heads = self.waiting.heads
+        if not heads or any(seq.key[0] == PROMOTED for seq in heads):
+            return
+        candidate = self.floor.candidate(heads, min(seq.key[0] for seq in (*heads, *self._unpromoted())))
+        if candidate is not None:
+            self.waiting.promote(candidate)
+
+    def _unpromoted(self) -> Iterator[Sequence]:
+        return (seq for seq in self.running if seq.key[0] != PROMOTED)
 
     def finish(self, seq: Sequence) -> None:
         """Take ``seq`` out, wherever it is, and drop its references."""
@@ -98,6 +121,7 @@ class Scheduler:
         if seq.row >= 0:
             self._release(seq)
         seq.status = Status.FINISHED
+        seq.request.account.active -= 1
         if seq is seq.request.sequences[0] and not seq.request.forked:
             self._let_go(seq)
 
@@ -111,29 +135,46 @@ class Scheduler:
 
     # running ----------------------------------------------------------------------------------------------------------
 
-    def _schedule_running(self) -> None:
+    def _schedule_decodes(self) -> list[Sequence]:
+        """A token for each running answer; returns the running prompts."""
         prompts: list[Sequence] = []
+        decodes: list[Sequence] = []
+        for seq in self.running:
+            started = len(seq.tokens) - seq.num_computed <= 1 and seq.request.forked
+            (decodes if started else prompts).append(seq)
+        if len(decodes) > self._budget and self.shares.competing:
+            decodes.sort(key=lambda seq: (rank(seq), seq.key))
         block_size = self.config.block_size
-        for seq in self.running.copy():
-            pending = len(seq.tokens) - seq.num_computed
-            if pending > 1 or not seq.request.forked:
-                prompts.append(seq)
-            elif (
-                seq.row >= 0
-                and self._budget > 0
-                and (len(seq.blocks) * block_size > seq.num_computed or self._make_room(seq, 1))
-            ):
-                self._scheduled[seq] = 1
-                self._budget -= 1
-        if self.pacer is not None:
-            self._budget = self.pacer.chunk(len(self._scheduled), self._budget)
-        for seq in prompts:
-            if seq.row < 0:
-                continue
-            count = self._chunk(len(seq.tokens) - seq.num_computed)
-            if count > 0 and self._make_room(seq, count):
-                self._scheduled[seq] = count
-                self._budget -= count
+        for seq in decodes:
+            if self._budget <= 0:
+                break
+            if seq.row >= 0 and (len(seq.blocks) * block_size > seq.num_computed or self._make_room(seq, 1)):
+                self._take(seq, 1)
+        return prompts
+
+    def _schedule_prompts(self, prompts: list[Sequence]) -> None:
+        capped: set[Account] = set()
+        admitting = True
+        while self._budget > 0:
+            running = min(prompts, key=lambda seq: (rank(seq), seq.key), default=None)
+            waiting = self.waiting.next(capped) if admitting and not self._starved else None
+            if waiting is not None and (running is None or rank(waiting) < rank(running)):
+                if self._over_cap(waiting):
+                    capped.add(waiting.request.account)
+                else:
+                    admitting = self._admit(waiting)
+            elif running is not None:
+                prompts.remove(running)
+                count = self._chunk(len(running.tokens) - running.num_computed)
+                if running.row >= 0 and count > 0 and self._make_room(running, count):
+                    self._take(running, count)
+            else:
+                return
+
+    def _take(self, seq: Sequence, count: int) -> None:
+        self._scheduled[seq] = count
+        self._budget -= count
+        seq.request.account.charge(count)
 
     def _chunk(self, pending: int) -> int:
         """Tokens of a prompt that this step can take, 0 where none."""
@@ -145,22 +186,34 @@ class Scheduler:
         return min(pending, limit)
 
     def _make_room(self, seq: Sequence, count: int) -> bool:
-        """Give ``seq`` blocks for ``count`` more tokens, preempting whoever is last; False where that is ``seq``."""
+        """Give ``seq`` blocks for ``count`` more tokens, preempting who loses first; False where that is ``seq``."""
         needed = self.blocks.blocks_for(seq.num_computed + count) - len(seq.blocks)
         if needed <= 0:
             return True
-        while needed > self.blocks.available:
-            victim = self.running[-1]
+        while (victim := self._victim(seq, needed)) is not None:
+            self._starved = True
             self._preempt(victim)
             if victim is seq:
                 return False
-        self.rows.extend(seq, self.blocks.allocate(needed))
+        self._hold(seq, self.blocks.allocate(needed), extend=True)
         return True
 
+    def _victim(self, seq: Sequence, needed: int) -> Sequence | None:
+        """Who has to go for ``seq`` to get ``needed`` blocks; None once there is room."""
+        account = seq.request.account
+        if account.cap is not None and account.blocks + needed > account.cap:
+            own = [one for one in self.running if one.request.account is account]
+            if len(own) > 1:
+                return own[-1]
+        if needed <= self.blocks.available:
+            return None
+        return max(self.running, key=loses_first) if self.shares.competing else self.running[-1]
+
     def _preempt(self, seq: Sequence) -> None:
-        assert self.running[-1] is seq
-        self.running.pop()
-        self._budget += self._scheduled.pop(seq, 0)
+        self.running.remove(seq)
+        unused = self._scheduled.pop(seq, 0)
+        self._budget += unused
+        seq.request.account.charge(-unused)
         if not seq.request.forked:
             self._drop_reserved(seq)
         self._release(seq)
@@ -169,35 +222,77 @@ class Scheduler:
         self.waiting.push(seq, self._step)
 
     def _release(self, seq: Sequence) -> None:
-        self.rows.give_back(seq)
+        self._give_row_back(seq)
         self.blocks.release(seq.blocks)
+        seq.request.account.blocks -= len(seq.blocks)
         seq.blocks = []
+
+    def _hold(self, seq: Sequence, blocks: list[int], extend: bool = False) -> None:
+        """``seq`` has more blocks; where its row has been written, in its row too."""
+        seq.request.account.blocks += len(blocks)
+        if extend:
+            self.rows.extend(seq, blocks)
+        else:
+            seq.blocks += blocks
+
+    def _give_row_back(self, seq: Sequence) -> None:
+        self.rows.give_back(seq)
+        seq.request.account.rows -= 1
 
     def _drop_reserved(self, seq: Sequence) -> None:
         """Free the rows kept for siblings that have not started."""
         for sibling in seq.request.sequences[1:]:
             if sibling.row >= 0:
-                self.rows.give_back(sibling)
+                self._give_row_back(sibling)
 
     # waiting ----------------------------------------------------------------------------------------------------------
 
-    def _admit(self) -> None:
-        while self.waiting and self._budget > 0:
-            seq = self.waiting.peek()
-            wanted = [seq] if seq.request.forked else self._unfinished(seq)
-            if len(wanted) > self.rows.num_free or (self.running and self.blocks.available <= self._watermark):
-                return
-            hits = self._prefix_hit(seq)
-            cached = len(hits) * self.config.block_size
-            count = self._chunk(len(seq.tokens) - cached)
-            if count == 0 or not self._fits(seq, hits):
-                return
-            self.waiting.pop(self._step)
-            for member in wanted:
-                self.rows.take(member)
-            self._start(seq, hits, cached, count)
-            self._scheduled[seq] = count
-            self._budget -= count
+    def _over_cap(self, seq: Sequence) -> bool:
+        """Whether ``seq`` has to wait until its own tenant gives blocks back."""
+        account = seq.request.account
+        needed = self.blocks.blocks_for(len(seq.tokens))
+        return account.cap is not None and account.blocks > 0 and account.blocks + needed > account.cap
+
+    def _admit(self, seq: Sequence) -> bool:
+        """Start the waiting ``seq``; False where there is no room for it."""
+        wanted = [seq] if seq.request.forked else self._unfinished(seq)
+        hits = self._prefix_hit(seq)
+        cached = len(hits) * self.config.block_size
+        count = self._chunk(len(seq.tokens) - cached)
+        if count == 0 or seq in self._displaced:
+            return False
+        if not self._has_room(seq, wanted, hits) and not self._displace(seq, wanted, hits):
+            return False
+        self.waiting.pop(seq, self._step)
+        for member in wanted:
+            self.rows.take(member)
+        seq.request.account.rows += len(wanted)
+        self._start(seq, hits, cached, count)
+        self._take(seq, count)
+        return True
+
+    def _has_room(self, seq: Sequence, wanted: list[Sequence], hits: list[int]) -> bool:
+        """Whether there are rows, and blocks for all tokens of ``seq``: starting on less would only preempt soon."""
+        if len(wanted) > self.rows.num_free or (self.running and self.blocks.available <= self._watermark):
+            return False
+        return self._needed(seq, hits) <= self.blocks.available
+
+    def _needed(self, seq: Sequence, hits: list[int]) -> int:
+        needed = self.blocks.blocks_for(len(seq.tokens)) - len(hits) + self.blocks.unreferenced(hits)
+        return needed + self._watermark if self.running else needed
+
+    def _displace(self, seq: Sequence, wanted: list[Sequence], hits: list[int]) -> bool:
+        """Preempt enough others for ``seq`` to start, if it may; else nobody."""
+        if not self.running or not (self.running[-1].key[0] > seq.key[0] or self.shares.competing):
+            return False
+        rows = len(wanted) - self.rows.num_free
+        blocks = max(self._needed(seq, hits), self._watermark + 1) - self.blocks.available
+        held = self.blocks.blocks_for(len(seq.tokens))
+        search = Displacement(seq, rows, blocks, len(wanted), held)
+        for victim in search.victims(self.running, self.blocks.references):
+            self._displaced.add(victim)
+            self._preempt(victim)
+        return self._has_room(seq, wanted, hits)
 
     @staticmethod
     def _unfinished(seq: Sequence) -> list[Sequence]:
@@ -211,17 +306,10 @@ class Scheduler:
         full = (len(seq.tokens) - 1) // self.config.block_size
         return cache.match(seq.keys_up_to(full, self.config.block_size))
 
-    def _fits(self, seq: Sequence, hits: list[int]) -> bool:
-        """Whether all tokens of ``seq`` fit now: starting on less would only preempt others, or it, soon."""
-        needed = self.blocks.blocks_for(len(seq.tokens)) - len(hits) + self.blocks.unreferenced(hits)
-        if self.running:
-            needed += self._watermark
-        return needed <= self.blocks.available
-
     def _start(self, seq: Sequence, hits: list[int], cached: int, count: int) -> None:
         self.blocks.share(hits)
         new = self.blocks.blocks_for(cached + count) - len(hits)
-        seq.blocks = hits + self.blocks.allocate(new)
+        self._hold(seq, hits + self.blocks.allocate(new))
         seq.num_computed = cached
         seq.num_registered = len(hits)
         if not seq.counted:
@@ -256,13 +344,13 @@ class Scheduler:
                 if sibling.status is not Status.FOLLOWING:
                     continue
                 if rest and not self.blocks.available:
-                    self.rows.give_back(sibling)
+                    self._give_row_back(sibling)
                     self.waiting.push(sibling, self._step)
                     continue
                 self.blocks.share(seq.blocks[:full])
-                sibling.blocks = seq.blocks[:full]
+                self._hold(sibling, seq.blocks[:full])
                 if rest:
-                    sibling.blocks += self.blocks.allocate(1)
+                    self._hold(sibling, self.blocks.allocate(1))
                     step.copies.append((seq.blocks[full], sibling.blocks[full]))
                 sibling.num_computed = len(seq.tokens)
                 sibling.num_registered = full

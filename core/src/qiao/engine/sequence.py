@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from qiao.engine.fairness import Account
 from qiao.engine.prefix import BlockKey, block_key, root_digest
 from qiao.engine.request import EngineRequest, TokenLogprobs
 
@@ -38,6 +39,7 @@ class Request:
     """
 
     __slots__ = (
+        "account",
         "cached_tokens",
         "fault",
         "fault_field",
@@ -56,10 +58,11 @@ class Request:
         "unfinished",
     )
 
-    def __init__(self, request: EngineRequest) -> None:
+    def __init__(self, request: EngineRequest, account: Account) -> None:
         self.id = request.request_id
+        self.account = account
         self.params = request.params
-        self.root = root_digest(request.cache_salt)
+        self.root = root_digest(request.cache_salt, request.cache_scope)
         self.forked = request.params.n == 1
         self.sequences: list[Sequence] = []
         self.unfinished = request.params.n

@@ -29,6 +29,8 @@ def check_request(request: EngineRequest, config: EngineConfig) -> None:
     if params.n > config.max_num_seqs:
         raise ParameterError("n", f"at most {config.max_num_seqs} (--max-num-seqs), got {params.n}")
     _check_length(len(prompt), params.max_tokens, config)
+    if request.kv_share is not None:
+        _check_share(len(prompt), params.max_tokens, config.capped_blocks(request.kv_share), config)
 
 
 def _check_choice(request: EngineRequest, vocab_size: int) -> None:
@@ -61,4 +63,13 @@ def _check_length(prompt: int, max_tokens: int | None, config: EngineConfig) -> 
         raise PromptTooLongError(
             f"the prompt has {prompt} tokens, and the KV cache of {config.num_blocks} blocks of {config.block_size} "
             f"tokens holds {config.capacity}; shorten the prompt or give the cache more memory"
+        )
+
+
+def _check_share(prompt: int, max_tokens: int | None, blocks: int, config: EngineConfig) -> None:
+    room = 0 if max_tokens == 0 else 1
+    if prompt + room > blocks * config.block_size:
+        raise PromptTooLongError(
+            f"the prompt has {prompt} tokens, and this key's share of the KV cache holds {blocks * config.block_size}; "
+            "shorten the prompt or ask for a larger share"
         )

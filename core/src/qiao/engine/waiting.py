@@ -1,10 +1,12 @@
-"""The waiting queue: sorted by order of service, with a bound on how long anyone can be passed over."""
+"""The waiting queue: tenants take turns, each one's sequences are in order, and nobody is passed over for ever."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Collection
 
-from qiao.engine.sequence import Sequence, Status
+from qiao.engine.fairness import PROMOTED, Account, rank
+from qiao.engine.sequence import Key, Sequence, Status
 
 MAX_WAIT_STEPS = 1000
 """A sequence that waited for so many steps altogether goes to the front and is not preempted for its priority again."""
@@ -12,11 +14,8 @@ MAX_WAIT_STEPS = 1000
 CHECK_EVERY = 50
 """Steps between looks for such sequences."""
 
-PROMOTED = -(1 << 63)
-"""Level of a promoted sequence: before any priority."""
 
-
-def _key(seq: Sequence) -> tuple[int, int, int]:
+def _key(seq: Sequence) -> Key:
     return seq.key
 
 
@@ -24,46 +23,61 @@ class WaitingQueue:
     """Sequences that have no blocks yet, or lost them to preemption."""
 
     def __init__(self) -> None:
-        self._items: list[Sequence] = []
+        self._lists: dict[Account, list[Sequence]] = {}
 
     def __len__(self) -> int:
-        return len(self._items)
+        return sum(map(len, self._lists.values()))
 
     @property
     def items(self) -> list[Sequence]:
-        """In order of service. Read only."""
-        return self._items
+        """By level and arrival. A new list."""
+        return sorted((seq for items in self._lists.values() for seq in items), key=_key)
+
+    @property
+    def heads(self) -> list[Sequence]:
+        """The first of each tenant."""
+        return [items[0] for items in self._lists.values()]
+
+    @property
+    def worst_level(self) -> int | None:
+        """Level of the last of all, None where nobody waits."""
+        return max((items[-1].key[0] for items in self._lists.values()), default=None)
 
     def push(self, seq: Sequence, step: int) -> None:
         """Let ``seq`` wait from ``step`` on."""
         seq.status = Status.WAITING
         seq.waiting_since = step
-        insort(self._items, seq, key=_key)
+        insort(self._lists.setdefault(seq.request.account, []), seq, key=_key)
 
-    def peek(self) -> Sequence:
-        """Who is next."""
-        return self._items[0]
+    def next(self, without: Collection[Account] = ()) -> Sequence | None:
+        """Who is next, apart from the tenants ``without``."""
+        heads = [items[0] for account, items in self._lists.items() if account not in without]
+        return min(heads, key=lambda seq: (rank(seq), seq.key), default=None)
 
-    def pop(self, step: int) -> Sequence:
-        """Take who is next."""
-        seq = self._items.pop(0)
+    def pop(self, seq: Sequence, step: int) -> None:
+        """``seq`` waits no longer and starts."""
+        self.remove(seq)
         seq.waited += step - seq.waiting_since
-        return seq
 
     def remove(self, seq: Sequence) -> None:
         """Take out ``seq``, which is in the queue."""
-        at = bisect_left(self._items, seq.key, key=_key)
-        assert self._items[at] is seq
-        del self._items[at]
+        items = self._lists[seq.request.account]
+        at = bisect_left(items, seq.key, key=_key)
+        assert items[at] is seq
+        del items[at]
+        if not items:
+            del self._lists[seq.request.account]
 
-    def promote(self, step: int) -> None:
-        """Move those that waited too long to the front, in order of arrival."""
-        if step % CHECK_EVERY or not self._items:
+    def promote(self, seq: Sequence) -> None:
+        """Move ``seq`` to the front, behind those that were promoted and arrived before."""
+        self.remove(seq)
+        seq.key = (PROMOTED, *seq.key[1:])
+        insort(self._lists.setdefault(seq.request.account, []), seq, key=_key)
+
+    def promote_overdue(self, step: int) -> None:
+        """Promote those that waited too long."""
+        if step % CHECK_EVERY:
             return
-        overdue = False
-        for seq in self._items:
+        for seq in self.items:
             if seq.key[0] != PROMOTED and seq.waited + step - seq.waiting_since >= MAX_WAIT_STEPS:
-                seq.key = (PROMOTED, *seq.key[1:])
-                overdue = True
-        if overdue:
-            self._items.sort(key=_key)
+                self.promote(seq)

@@ -11,11 +11,16 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from qiao.server import errors
+from qiao.server.access import Access
 from qiao.server.args import ServerArgs
-from qiao.server.middleware import HeadAsGet, LimitBody, Observe, RequireKey
+from qiao.server.middleware import HeadAsGet, LimitBody, Observe
 from qiao.server.routes import chat, completions, console, embeddings, messages, models, operations, tokenize
 from qiao.server.state import ServerState
 from qiao.server.streaming import CLIENT_GONE, ClientGoneError
+
+RATE_HEADERS = [
+    f"x-ratelimit-{fact}-{what}" for fact in ("limit", "remaining", "reset") for what in ("requests", "tokens")
+]
 
 DESCRIPTION = "OpenAI's API and vLLM's extras. Errors have OpenAI's shape on every route."
 
@@ -74,12 +79,13 @@ def _middleware(state: ServerState, args: ServerArgs) -> list[Middleware]:
                 allow_origins=list(args.allowed_origins),
                 allow_credentials=args.allow_credentials,
                 allow_methods=["GET", "POST", "OPTIONS"],
-                allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
-                expose_headers=["X-Request-Id", "Retry-After"],
+                allow_headers=["Authorization", "Content-Type", "X-Request-Id", "X-Priority", "X-Deadline-Ms"],
+                expose_headers=["X-Request-Id", "Retry-After", *RATE_HEADERS],
             )
         )
-    if args.api_key:
-        layers.append(Middleware(RequireKey, keys=args.api_key))
+    deadline = None if args.queue_deadline_ms is None else args.queue_deadline_ms / 1000.0
+    priorities = state.engine_args.scheduling_policy == "priority"
+    layers.append(Middleware(Access, tenants=state.tenants, priorities=priorities, queue_deadline=deadline))
     layers += [Middleware(LimitBody, limit=args.max_body_bytes), Middleware(HeadAsGet)]
     return layers
 

@@ -21,14 +21,17 @@ class ServerArgs:
     """One field per server flag of ``qiao serve``.
 
     The default host is this machine only; give ``0.0.0.0`` to serve others, with ``api_key``. Times are in seconds,
-    sizes in bytes. ``shutdown_timeout`` is how long SIGTERM lets running requests go on. Raises ``ParameterError``
-    naming the field.
+    sizes in bytes. ``shutdown_timeout`` is how long SIGTERM lets running requests go on. ``keys`` is the file of
+    tenants that ``qiao keys`` manages. ``queue_deadline_ms`` ends requests that have waited so many milliseconds.
+    Raises ``ParameterError`` naming the field.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
     api_key: tuple[str, ...] = ()
+    keys: str | None = None
+    queue_deadline_ms: float | None = None
     allowed_origins: tuple[str, ...] = ()
     allow_credentials: bool = False
     root_path: str = ""
@@ -55,6 +58,8 @@ class ServerArgs:
             raise ParameterError("port", f"must be between 0 and 65535, got {self.port}")
         if any(not key.strip() or not key.isascii() or any(c.isspace() for c in key) for key in self.api_key):
             raise ParameterError("api_key", "must be ASCII, not empty, and have no spaces")
+        if self.queue_deadline_ms is not None and not self.queue_deadline_ms > 0:
+            raise ParameterError("queue_deadline_ms", f"must be above 0, got {self.queue_deadline_ms}")
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ParameterError("allow_credentials", "cannot be combined with the origin *; name the origins")
         if self.allow_credentials and not self.allowed_origins:
@@ -87,7 +92,8 @@ class ServerArgs:
 
     def __repr__(self) -> str:
         hidden = "***" if self.api_key else "none"
-        return f"ServerArgs(host={self.host!r}, port={self.port}, uds={self.uds!r}, api_key={hidden})"
+        where = f"host={self.host!r}, port={self.port}, uds={self.uds!r}"
+        return f"ServerArgs({where}, api_key={hidden}, keys={self.keys!r})"
 
 
 def keys_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:

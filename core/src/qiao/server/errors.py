@@ -23,12 +23,14 @@ _MAX_MESSAGE = 2000
 _BY_STATUS = {
     400: ("invalid_request_error", None),
     401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", "forbidden"),
     404: ("not_found_error", "not_found"),
     405: ("invalid_request_error", "method_not_allowed"),
     413: ("invalid_request_error", "request_too_large"),
     429: ("rate_limit_error", "rate_limit_exceeded"),
     500: ("server_error", "internal_error"),
     503: ("server_error", "service_unavailable"),
+    504: ("timeout_error", "deadline_exceeded"),
 }
 
 
@@ -64,6 +66,13 @@ def to_api_error(error: errors.QiaoError) -> ApiError:
         return ApiError(400, message)
     if isinstance(error, errors.NotFoundError):
         return ApiError(404, message, param="model", code="model_not_found")
+    if isinstance(error, errors.ForbiddenError):
+        return ApiError(403, message)
+    if isinstance(error, errors.QuotaError):
+        retry = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+        return ApiError(429, message, code=error.code, headers=retry)
+    if isinstance(error, errors.DeadlineError):
+        return ApiError(504, message)
     if isinstance(error, errors.OverloadedError):
         retry = {"Retry-After": str(math.ceil(error.retry_after))}
         return ApiError(503, message, code="overloaded", headers=retry)

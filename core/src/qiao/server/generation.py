@@ -12,6 +12,7 @@ from qiao.errors import OverloadedError
 from qiao.frontend import OutputDelta
 from qiao.observability.metrics import FinishedRequest
 from qiao.outputs import RequestOutput
+from qiao.server.call import current_call
 from qiao.server.state import ServerState
 
 
@@ -21,6 +22,7 @@ class RequestClock:
     def __init__(self, state: ServerState, request: EngineRequest) -> None:
         self._metrics = state.metrics
         self._request = request
+        self._call = current_call()
         self._scheduled: float | None = None
         self._first: float | None = None
         self._last: dict[int, float] = {}
@@ -36,6 +38,7 @@ class RequestClock:
                 self._reasons[delta.index] = delta.finish_reason
         if not made:
             return
+        self._call.answer_tokens += made
         self._tokens += made
         now = time.time()
         last = self._last.get(output.index)
@@ -74,7 +77,17 @@ class RequestClock:
 
 
 async def run(state: ServerState, request: EngineRequest, prompt: str | None) -> AsyncGenerator[RequestOutput, None]:
-    """Cumulative results of one request. Leaving early aborts it in the engine within a step."""
+    """Cumulative results of one request, counted against the caller's quota.
+
+    Leaving early aborts it in the engine within a step.
+    """
+    with current_call().counted([request], state.frontend.limit) as (ready,):
+        async with aclosing(_run(state, ready, prompt)) as results:
+            async for result in results:
+                yield result
+
+
+async def _run(state: ServerState, request: EngineRequest, prompt: str | None) -> AsyncGenerator[RequestOutput, None]:
     processor = state.frontend.processor(request, prompt)
     clock = RequestClock(state, request)
     failed = False
@@ -111,11 +124,21 @@ async def run_all(
             async for result in results:
                 yield 0, result
         return
+    with current_call().counted([request for request, _ in requests], state.frontend.limit) as ready:
+        texts = [text for _, text in requests]
+        async with aclosing(_merge(state, list(zip(ready, texts, strict=True)))) as merged:
+            async for pair in merged:
+                yield pair
+
+
+async def _merge(
+    state: ServerState, requests: Sequence[tuple[EngineRequest, str | None]]
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     merged: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
 
     async def pump(place: int) -> None:
         try:
-            async with aclosing(run(state, *requests[place])) as results:
+            async with aclosing(_run(state, *requests[place])) as results:
                 async for result in results:
                     merged.put_nowait((place, result))
             merged.put_nowait((place, None))

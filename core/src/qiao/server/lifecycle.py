@@ -25,9 +25,12 @@ from qiao.engine.request import EngineInfo
 from qiao.frontend import Frontend, TextFiles
 from qiao.loading.heap import give_back
 from qiao.observability.metrics import Metrics
+from qiao.server.access import Tenants
 from qiao.server.app import create_app
 from qiao.server.args import ServerArgs
 from qiao.server.state import ServerState
+from qiao.server.upkeep import Upkeep
+from qiao.tenants import KeyStore
 from qiao.transport import EngineClient, EngineState
 from qiao.transport.process import HostOptions, Launched
 
@@ -77,8 +80,13 @@ class _Server:
                 return 0
             state = self._state
             assert state is not None
+            upkeep = Upkeep(state.tenants)
+            upkeep.start()
             self._http = _Uvicorn(uvicorn_config(state), lambda: summary(state, listener))
-            await self._http.serve(sockets=[listener])
+            try:
+                await self._http.serve(sockets=[listener])
+            finally:
+                await upkeep.stop()
             return 0 if self._http.started else 1
         finally:
             await self._client.stop()
@@ -192,7 +200,10 @@ def make_state(
         engine_up=lambda: float(client.state is EngineState.READY),
         restarts=lambda: float(client.restarts),
     )
-    return ServerState(client=client, frontend=frontend, engine_args=args, server_args=server, metrics=metrics)
+    tenants = Tenants(server.api_key, KeyStore(server.keys) if server.keys is not None else None)
+    return ServerState(
+        client=client, frontend=frontend, engine_args=args, server_args=server, metrics=metrics, tenants=tenants
+    )
 
 
 def uvicorn_config(state: ServerState) -> uvicorn.Config:
@@ -220,9 +231,12 @@ def summary(state: ServerState, listener: socket.socket) -> str:
     scheme = "https" if server.ssl_certfile else "http"
     host = f"[{server.host}]" if ":" in server.host else server.host
     address = server.uds or f"{scheme}://{host}:{listener.getsockname()[1]}"
-    key = "needed on all routes but /health and /ping" if server.api_key else "none"
-    if not server.api_key and server.uds is None and server.host not in ("127.0.0.1", "localhost", "::1"):
-        key = "none: anyone who reaches this address can use it (--api-key closes it)"
+    closed = state.tenants.closed
+    key = "needed on all routes but /health and /ping" if closed else "none"
+    if state.tenants.stored:
+        key += f"; {len(state.tenants.names)} tenants in {server.keys}"
+    if not closed and server.uds is None and server.host not in ("127.0.0.1", "localhost", "::1"):
+        key = "none: anyone who reaches this address can use it (--api-key or --keys closes it)"
     rows = [
         ("model", ", ".join(state.model_names)),
         ("device", f"{info.device}, {info.dtype}"),

@@ -1,25 +1,19 @@
-"""What surrounds every route: request ids, the access log, HTTP metrics, keys, and the limit on bodies. Pure ASGI."""
+"""What surrounds every route: request ids, the access log, HTTP metrics, and the limit on bodies. Pure ASGI."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qiao.server.console import PATHS
 from qiao.server.errors import ApiError, error_response
 
 access_log = logging.getLogger("qiao.access")
 
-PUBLIC_PATHS = frozenset({"/health", "/ping"}) | PATHS
-"""Answered without a key: liveness probes carry none, nor do the console's files. Everything else needs one."""
-
-QUIET_PATHS = frozenset({"/health", "/ping", "/metrics", "/load", "/console/state"})
+QUIET_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/metrics", "/load", "/console/state"})
 """Polled all the time: neither logged nor counted (vLLM's rule)."""
 
 OTHER_ROUTE = "other"
@@ -75,36 +69,6 @@ def clean_request_id(value: str | None) -> str | None:
     if value and len(value) <= 128 and value.isascii() and all(33 <= ord(c) < 127 for c in value):
         return value
     return None
-
-
-class RequireKey:
-    """Denies by default: every path but ``PUBLIC_PATHS`` needs ``Authorization: Bearer KEY``.
-
-    Keys are compared as SHA-256 digests in constant time, all of them each time.
-    """
-
-    def __init__(self, app: ASGIApp, *, keys: Sequence[str]) -> None:
-        self._app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 401, or pass on."""
-        if scope["type"] == "lifespan" or scope["path"] in PUBLIC_PATHS or self._allowed(scope):
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-        else:
-            error = ApiError(
-                401, "missing or wrong API key; send Authorization: Bearer KEY", headers={"WWW-Authenticate": "Bearer"}
-            )
-            await error_response(error)(scope, receive, send)
-
-    def _allowed(self, scope: Scope) -> bool:
-        given = Headers(scope=scope).getlist("authorization")
-        scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-        matches = [hmac.compare_digest(digest, one) for one in self._digests]
-        return scheme.lower() == "bearer" and bool(key) and any(matches)
 
 
 class HeadAsGet:

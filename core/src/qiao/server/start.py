@@ -30,6 +30,11 @@ def serve(args: EngineArgs, server: ServerArgs, options: HostOptions | None = No
     """
     configure_logging(server.uvicorn_log_level, json_lines=server.log_json)
     run_when_idle()
+    if server.keys is not None:
+        from qiao.tenants.keys import KeyStore
+
+        KeyStore(server.keys).check()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server's loop reads the keys again at one
     options = options or HostOptions(log_level=server.uvicorn_log_level, log_json=server.log_json)
     listener = bind(server)  # before loading: a port in use should not cost minutes
     for number in (signal.SIGTERM, signal.SIGINT):

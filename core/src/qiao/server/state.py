@@ -16,7 +16,9 @@ from qiao.config import EngineArgs
 from qiao.errors import NotFoundError, ParameterError
 from qiao.frontend import Frontend
 from qiao.observability.metrics import Metrics
+from qiao.server.access import Tenants
 from qiao.server.args import ServerArgs
+from qiao.server.call import current_call
 from qiao.server.errors import ApiError
 from qiao.structured_outputs import StructuredOutputsParams
 from qiao.transport import EngineClient, EngineState
@@ -37,6 +39,7 @@ class ServerState:
     engine_args: EngineArgs
     server_args: ServerArgs
     metrics: Metrics
+    tenants: Tenants
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     serving: int = 0
@@ -55,13 +58,20 @@ class ServerState:
         return not self.draining and self.client.state is EngineState.READY
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with. Raises ``NotFoundError`` for one that is not served."""
+        """The name to answer with. Raises ``NotFoundError`` for one that is not served, ``ForbiddenError`` for one that
+        the caller's key does not cover.
+        """
         if name is None:
-            return self.model_names[0]
+            name = self.model_names[0]
         if name not in self.model_names:
-            served = ", ".join(self.model_names)
+            served = ", ".join(self.allowed_names())
             raise NotFoundError(f"the model {name[:200]!r} does not exist; this server has {served}")
+        current_call().check_model(name)
         return name
+
+    def allowed_names(self) -> list[str]:
+        """The served names that the caller's key covers."""
+        return [name for name in self.model_names if current_call().tenant.allows(name)]
 
     def check_open(self) -> None:
         """Raises 503 while the server drains."""

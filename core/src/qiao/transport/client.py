@@ -14,7 +14,7 @@ from typing import Any
 
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
-from qiao.errors import EngineDeadError, OverloadedError, ParameterError, QiaoError
+from qiao.errors import DeadlineError, EngineDeadError, OverloadedError, ParameterError, QiaoError
 from qiao.transport.messages import Aborted, Failed, FromEngine, Ready, Refused, Step, Stop, Submit, rebuild_error
 from qiao.transport.process import EngineProcess, HostOptions, Launched, launch
 
@@ -216,6 +216,9 @@ class EngineClient:
                     await asyncio.sleep(0)  # others must have a turn
                 if isinstance(item, QiaoError):
                     raise item
+                if item.finish_reason == "late":
+                    running.clear()
+                    raise DeadlineError("the request's deadline passed while it waited; nothing was computed")
                 if item.finish_reason == "error":
                     running.clear()
                     raise item.failure()

@@ -115,7 +115,8 @@ class SamplingFields(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
-    priority: int = Field(default=0, ge=-(2**63), lt=2**63)
+    priority: int = Field(default=0, ge=-(2**62), lt=2**62)
+    deadline_ms: float | None = Field(default=None, gt=0, le=86_400_000)
     request_id: str | None = Field(default=None, min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")
     cache_salt: str = Field(default="", max_length=1024)
     return_tokens_as_token_ids: bool = False

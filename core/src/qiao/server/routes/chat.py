@@ -37,6 +37,7 @@ from qiao.server.routes.shared import (
     UsageCounter,
     counted,
     finish_reason,
+    limit_wait,
     public_id,
     sampling_params,
     wants_usage,
@@ -52,6 +53,7 @@ async def create_chat_completion(body: ChatRequest, request: Request) -> Respons
     """Answer a conversation."""
     state = state_of(request)
     state.check_open()
+    limit_wait(body)
     call = ChatCall(state, body, state.check_model(body.model), public_id("chatcmpl", body, request))
     engine_request = await call.request()
     if body.stream:

@@ -28,6 +28,7 @@ from qiao.server.routes.shared import (
     UsageCounter,
     counted,
     finish_reason,
+    limit_wait,
     public_id,
     sampling_params,
     wants_usage,
@@ -47,6 +48,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     """Continue one or more prompts."""
     state = state_of(request)
     state.check_open()
+    limit_wait(body)
     call = CompletionCall(state, body, state.check_model(body.model), public_id("cmpl", body, request))
     requests = await call.requests()
     if body.stream:

@@ -23,9 +23,9 @@ def _card(state: ServerState, name: str) -> ModelCard:
 
 @router.get("/v1/models", responses={401: ERRORS[401]})
 async def list_models(request: Request) -> ModelList:
-    """All served names."""
+    """All served names that the key covers."""
     state = state_of(request)
-    return ModelList(data=[_card(state, name) for name in state.model_names])
+    return ModelList(data=[_card(state, name) for name in state.allowed_names()])
 
 
 @router.get("/v1/models/{model:path}", responses={401: ERRORS[401], 404: ERRORS[404]})

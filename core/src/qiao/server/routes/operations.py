@@ -9,6 +9,7 @@ from qiao.server.errors import ApiError
 from qiao.server.protocol.models import Load, Version
 from qiao.server.routes.shared import ERRORS
 from qiao.server.state import state_of
+from qiao.transport import EngineState
 
 router = APIRouter()
 
@@ -25,6 +26,21 @@ async def _health(request: Request) -> Response:
 @router.get("/health", response_class=Response, responses={503: ERRORS[503]})
 async def health(request: Request) -> Response:
     """200 with an empty body when new requests are taken, else 503 that says why."""
+    return await _health(request)
+
+
+@router.get("/health/live", response_class=Response, responses={503: ERRORS[503]})
+async def live(request: Request) -> Response:
+    """200 unless nothing but a restart can help: the engine has failed for good."""
+    state = state_of(request)
+    if state.client.state is EngineState.DEAD and not state.draining:
+        raise ApiError(503, f"the engine has ended: {state.client.failure or 'see the log'}", code="not_live")
+    return Response(status_code=200)
+
+
+@router.get("/health/ready", response_class=Response, responses={503: ERRORS[503]})
+async def ready(request: Request) -> Response:
+    """The same as ``/health``."""
     return await _health(request)
 
 

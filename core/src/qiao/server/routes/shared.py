@@ -12,6 +12,7 @@ from fastapi import Request
 
 from qiao.outputs import CompletionOutput, RequestOutput
 from qiao.sampling_params import SamplingParams
+from qiao.server.call import current_call
 from qiao.server.middleware import clean_request_id
 from qiao.server.protocol.common import FinishReason, PromptTokensDetails, StreamOptions, Usage
 from qiao.server.protocol.errors import ErrorBody
@@ -23,10 +24,13 @@ FINGERPRINT = f"qiao-{version('qiao')}"
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "The request is wrong; param names the field"},
     401: {"model": ErrorBody, "description": "No key or a wrong one"},
+    403: {"model": ErrorBody, "description": "The key does not allow it"},
     404: {"model": ErrorBody, "description": "Unknown model"},
     413: {"model": ErrorBody, "description": "The body is too large"},
+    429: {"model": ErrorBody, "description": "A quota of the key is used up; see Retry-After"},
     500: {"model": ErrorBody, "description": "Internal error"},
     503: {"model": ErrorBody, "description": "Full queue, engine not running, or shutting down; see Retry-After"},
+    504: {"model": ErrorBody, "description": "The deadline passed while the request waited; nothing was computed"},
 }
 """Documented answers other than 200."""
 
@@ -44,6 +48,11 @@ def public_id(prefix: str, body: HasRequestId, request: Request) -> str:
     """``prefix`` and the client's own id (body or ``X-Request-Id``), or a new one."""
     own = body.request_id or clean_request_id(request.headers.get("x-request-id"))
     return f"{prefix}-{own or uuid.uuid4().hex}"
+
+
+def limit_wait(body: SamplingFields) -> None:
+    """``deadline_ms`` of the body, into the call."""
+    current_call().limit_wait(None if body.deadline_ms is None else body.deadline_ms / 1000.0)
 
 
 def sampling_params(state: ServerState, given: dict[str, Any], max_tokens: int | None) -> SamplingParams:
