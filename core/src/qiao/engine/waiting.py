@@ -23,7 +23,7 @@ class WaitingQueue:
     """Sequences that have no blocks yet, or lost them to preemption."""
 
     def __init__(self) -> None:
-        self._lists: dict[Account, list[Sequence]] = {}
+        self._lists: dict[tuple[Account, int], list[Sequence]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._lists.values()))
@@ -35,23 +35,26 @@ class WaitingQueue:
 
     @property
     def heads(self) -> list[Sequence]:
-        """The first of each tenant."""
+        """The first of each tenant and level."""
         return [items[0] for items in self._lists.values()]
 
     @property
     def worst_level(self) -> int | None:
         """Level of the last of all, None where nobody waits."""
-        return max((items[-1].key[0] for items in self._lists.values()), default=None)
+        return max((level for _, level in self._lists), default=None)
 
     def push(self, seq: Sequence, step: int) -> None:
         """Let ``seq`` wait from ``step`` on."""
         seq.status = Status.WAITING
         seq.waiting_since = step
-        insort(self._lists.setdefault(seq.request.account, []), seq, key=_key)
+        self._insert(seq)
+
+    def _insert(self, seq: Sequence) -> None:
+        insort(self._lists.setdefault((seq.request.account, seq.key[0]), []), seq, key=_key)
 
     def next(self, without: Collection[Account] = ()) -> Sequence | None:
         """Who is next, apart from the tenants ``without``."""
-        heads = [items[0] for account, items in self._lists.items() if account not in without]
+        heads = [items[0] for (account, _), items in self._lists.items() if account not in without]
         return min(heads, key=lambda seq: (rank(seq), seq.key), default=None)
 
     def pop(self, seq: Sequence, step: int) -> None:
@@ -61,18 +64,19 @@ class WaitingQueue:
 
     def remove(self, seq: Sequence) -> None:
         """Take out ``seq``, which is in the queue."""
-        items = self._lists[seq.request.account]
+        where = (seq.request.account, seq.key[0])
+        items = self._lists[where]
         at = bisect_left(items, seq.key, key=_key)
         assert items[at] is seq
         del items[at]
         if not items:
-            del self._lists[seq.request.account]
+            del self._lists[where]
 
     def promote(self, seq: Sequence) -> None:
         """Move ``seq`` to the front, behind those that were promoted and arrived before."""
         self.remove(seq)
         seq.key = (PROMOTED, *seq.key[1:])
-        insort(self._lists.setdefault(seq.request.account, []), seq, key=_key)
+        self._insert(seq)
 
     def promote_overdue(self, step: int) -> None:
         """Promote those that waited too long."""
