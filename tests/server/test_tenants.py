@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from qiao.observability.audit import verify
 from qiao.tenants import KeyStore, Tenant
 from qiao.tenants.usage import utc_day
 
@@ -227,3 +229,57 @@ def test_prefixes_are_kept_apart(rand_folder: Path, tmp_path: Path) -> None:
         assert [cached("b"), cached("b"), cached("b", cache_salt="x")] == [0, 48, 0]
         assert [cached("c"), cached("d"), cached("d", cache_salt="a")] == [0, 48, 0]
         assert cached("b", cache_salt="a") == 0
+
+
+def test_the_audit_log_tells_each_request(rand_folder: Path, tmp_path: Path) -> None:
+    store = KeyStore(tmp_path / "keys.db")
+    store.create()
+    store.put_tenant(Tenant(name="acme", requests_per_minute=3))
+    made = store.add_key("acme")
+    log = tmp_path / "audit.jsonl"
+    flags = ("--audit-log", str(log), "--audit-content", "full", "--audit-redact", "email")
+    with start(store, rand_folder, *flags) as running:
+        site = Site(running, store)
+        site.ask(made.text, {"X-Request-Id": "mine"}, prompt="mail bob@example.com", stream=False)
+        site.ask(made.text, stream=True)
+        site.ask(made.text, model="X")
+        site.ask(made.text)
+        site.ask("wrong-key-text")
+        site.get(made.text, "/v1/models")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(timeout=60) == 0
+        assert "bob@" not in "".join(running.log)
+    assert verify(log).problems == []
+    text = log.read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    told = [(e["tenant"], e["status"], e["outcome"]) for e in lines]
+    assert told == [
+        ("acme", 200, "ok"),
+        ("acme", 200, "ok"),
+        ("acme", 404, "refused"),
+        ("acme", 429, "over_quota"),
+        ("", 401, "unauthenticated"),
+    ]
+    first = lines[0]
+    assert (first["request_id"], first["key"], first["model"]) == ("mine", made.id, "M")
+    assert (first["prompt_tokens"], first["answer_tokens"], first["finish_reasons"]) == (20, 4, ["length"])
+    assert first["answers"] == ["aaaa"] and "[redacted]" in first["request"]
+    assert 0 < first["first_token_seconds"] <= first["seconds"]
+    assert lines[1]["answers"] == ["aaaa"] and lines[1]["answer_tokens"] == 4
+    assert made.text not in text and "bob@example.com" not in text and "wrong-key-text" not in text
+
+
+def test_metrics_by_tenant(site: Site) -> None:
+    key = site.key("measured", requests_per_minute=2)
+    site.reload()
+    statuses = [site.ask(key).status_code for _ in range(3)]
+    assert statuses == [200, 200, 429]
+    page = site.get("PLAIN", "/metrics").text
+    for line in (
+        'qiao:tenant_requests_total{finished_reason="length",model_name="M",tenant="measured"} 2.0',
+        'qiao:tenant_prompt_tokens_total{model_name="M",tenant="measured"} 8.0',
+        'qiao:tenant_generation_tokens_total{model_name="M",tenant="measured"} 8.0',
+        'qiao:tenant_refusals_total{model_name="M",reason="quota",tenant="measured"} 1.0',
+        'qiao:tenant_time_to_first_token_seconds_count{model_name="M",tenant="measured"} 2.0',
+    ):
+        assert line in page

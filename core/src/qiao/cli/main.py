@@ -14,7 +14,7 @@ from qiao.errors import QiaoError, UsageError
 
 COMMANDS = (
     *("serve", "chat", "complete", "run", "plan", "plugins", "plugin", "conformance"),
-    *("doctor", "run_batch", "bench", "quantize", "regress", "cache", "keys"),
+    *("doctor", "run_batch", "bench", "quantize", "regress", "cache", "keys", "audit"),
 )
 """Modules of ``qiao.cli`` in the order of the help text. Each imports what is heavy inside its command only."""
 

@@ -18,6 +18,7 @@ from prometheus_client.utils import floatToGoString
 
 from qiao.observability import names
 from qiao.observability.snapshot import Snapshot, SnapshotCollector
+from qiao.observability.tenant_metrics import TenantMetrics
 
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")
 _REASONS = ("stop", "length", "abort", "error")
@@ -91,6 +92,7 @@ class Metrics:
             collector(registry=self._registry)
         self._add_request_histograms(max_model_len)
         self._add_counters()
+        self._tenants = TenantMetrics(self._registry, self._labels["model_name"])
         info = Gauge(names.CACHE_INFO, "Cache settings as labels.", ["engine", *cache_info], registry=self._registry)
         info.labels(engine="0", **cache_info).set(1)
         self._gauge(names.ENGINE_UP, "1 while the engine process is ready.", engine_up)
@@ -123,6 +125,16 @@ class Metrics:
             per_sequence = record.generation_tokens / record.n
             if per_sequence > 1:
                 self._tpot.observe(max(0.0, record.decode / (per_sequence - 1)))
+
+    def tenant_finished(
+        self, tenant: str, reasons: Sequence[str], prompt: int, generated: int, ttft: float | None
+    ) -> None:
+        """Count one ended request of a tenant."""
+        self._tenants.finished(tenant, reasons, prompt, generated, ttft)
+
+    def tenant_refused(self, tenant: str, reason: str) -> None:
+        """Count a request that a tenant's limits turned away."""
+        self._tenants.refused(tenant, reason)
 
     def rejected(self) -> None:
         """Count a request that the full queue refused."""

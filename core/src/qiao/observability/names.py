@@ -39,6 +39,12 @@ REQUEST_GENERATION = "vllm:request_generation_tokens"
 PARAMS_N = "vllm:request_params_n"
 PARAMS_MAX_TOKENS = "vllm:request_params_max_tokens"
 
+TENANT_REQUESTS = "qiao:tenant_requests"
+TENANT_PROMPT_TOKENS = "qiao:tenant_prompt_tokens"
+TENANT_GENERATION_TOKENS = "qiao:tenant_generation_tokens"
+TENANT_TTFT = "qiao:tenant_time_to_first_token_seconds"
+TENANT_REFUSALS = "qiao:tenant_refusals"
+
 STEPS = "qiao:engine_steps"
 CAPTURED_STEPS = "qiao:captured_steps"
 FALLBACK_CALLS = "qiao:fallback_calls"

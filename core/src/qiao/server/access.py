@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,6 +22,12 @@ from qiao.tenants import CLASSES, DEFAULT_TENANT, DailyUsage, KeyRing, KeyStore,
 
 PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"}) | PATHS
 """Answered without a key: liveness probes carry none, nor do the console's files. Everything else needs one."""
+
+CALL = "qiao.call"
+"""Where the scope keeps its call, for the layers outside of this one."""
+
+_REFUSALS: Mapping[int, str] = {403: "forbidden", 429: "quota", 504: "deadline"}
+"""Statuses that a tenant's own limits lead to, and their names in the metrics."""
 
 _INTEGER = re.compile(r"[+-]?\d{1,9}")
 
@@ -106,14 +112,21 @@ def _key_text(headers: Headers) -> str:
 class Access:
     """Finds the caller, counts its request, and sends ``x-ratelimit-*`` headers.
 
-    ``priorities`` says whether the engine knows any. ``queue_deadline`` is in seconds, for requests that name no
-    shorter one.
+    ``priorities`` says whether the engine knows any. ``refused`` counts refusals by tenant and reason.
+    ``queue_deadline`` is in seconds, for requests that name no shorter one.
     """
 
     def __init__(
-        self, app: ASGIApp, *, tenants: Tenants, priorities: bool, queue_deadline: float | None = None
+        self,
+        app: ASGIApp,
+        *,
+        tenants: Tenants,
+        priorities: bool,
+        refused: Callable[[str, str], None],
+        queue_deadline: float | None = None,
     ) -> None:
         self._app = app
+        self._refused = refused
         self._tenants = tenants
         self._priorities = priorities
         self._queue_deadline = queue_deadline
@@ -132,6 +145,7 @@ class Access:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
+        scope[CALL] = call
         token = CURRENT.set(call)
         try:
             await self._pass(call, headers, scope, receive, send)
@@ -140,6 +154,7 @@ class Access:
 
     async def _pass(self, call: Call, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
         works = scope["method"] == "POST"
+        send = _with_headers(send, call, self._refused)
         try:
             read_priority(call, headers.get("x-priority"), self._priorities)
             read_deadline(call, headers.get("x-deadline-ms"), self._queue_deadline)
@@ -147,10 +162,10 @@ class Access:
                 call.quota.begin()
         except QiaoError as error:
             refusal = to_api_error(error)
-            await _refuse(refusal, scope, receive, _with_headers(send, call))
+            await _refuse(refusal, scope, receive, send)
             return
         try:
-            await self._app(scope, receive, _with_headers(send, call))
+            await self._app(scope, receive, send)
         finally:
             if works:
                 call.quota.end()
@@ -192,11 +207,13 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
         await error_response(error)(scope, receive, send)
 
 
-def _with_headers(send: Send, call: Call) -> Send:
+def _with_headers(send: Send, call: Call, refused: Callable[[str, str], None]) -> Send:
     async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start" and (more := call.quota.headers()):
+        if message["type"] == "http.response.start":
+            if message["status"] in _REFUSALS:
+                refused(call.tenant.name, _REFUSALS[message["status"]])
             headers = MutableHeaders(scope=message)
-            for name, value in more.items():
+            for name, value in call.quota.headers().items():
                 headers[name] = value
         await send(message)
 

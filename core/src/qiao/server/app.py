@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from qiao.server import errors
 from qiao.server.access import Access
 from qiao.server.args import ServerArgs
+from qiao.server.auditing import Audit
 from qiao.server.middleware import HeadAsGet, LimitBody, Observe
 from qiao.server.routes import chat, completions, console, embeddings, messages, models, operations, tokenize
 from qiao.server.state import ServerState
@@ -83,9 +84,14 @@ def _middleware(state: ServerState, args: ServerArgs) -> list[Middleware]:
                 expose_headers=["X-Request-Id", "Retry-After", *RATE_HEADERS],
             )
         )
+    if state.auditor is not None:
+        layers.append(Middleware(Audit, auditor=state.auditor))
     deadline = None if args.queue_deadline_ms is None else args.queue_deadline_ms / 1000.0
     priorities = state.engine_args.scheduling_policy == "priority"
-    layers.append(Middleware(Access, tenants=state.tenants, priorities=priorities, queue_deadline=deadline))
+    refused = state.metrics.tenant_refused
+    layers.append(
+        Middleware(Access, tenants=state.tenants, priorities=priorities, refused=refused, queue_deadline=deadline)
+    )
     layers += [Middleware(LimitBody, limit=args.max_body_bytes), Middleware(HeadAsGet)]
     return layers
 

@@ -9,11 +9,15 @@ from typing import Any
 
 from qiao.errors import ParameterError
 from qiao.observability.logs import LEVELS
+from qiao.observability.redaction import Redaction
 
 CONTENT_FORMATS = ("auto", "string", "openai")
 
 KEY_VARIABLES = ("QIAO_API_KEY", "VLLM_API_KEY")
 """Environment variables that hold a key when no ``--api-key`` is given."""
+
+AUDIT_CONTENTS = ("none", "hash", "full")
+"""What an audit line says of the content: nothing, hashes of the request's body and of the answers, also the texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,10 @@ class ServerArgs:
     api_key: tuple[str, ...] = ()
     keys: str | None = None
     queue_deadline_ms: float | None = None
+    audit_log: str | None = None
+    audit_content: str = "hash"
+    audit_redact: tuple[str, ...] = ()
+    audit_max_bytes: int = 100 * 1024 * 1024
     allowed_origins: tuple[str, ...] = ()
     allow_credentials: bool = False
     root_path: str = ""
@@ -58,6 +66,11 @@ class ServerArgs:
             raise ParameterError("port", f"must be between 0 and 65535, got {self.port}")
         if any(not key.strip() or not key.isascii() or any(c.isspace() for c in key) for key in self.api_key):
             raise ParameterError("api_key", "must be ASCII, not empty, and have no spaces")
+        if self.audit_content not in AUDIT_CONTENTS:
+            raise ParameterError("audit_content", f"must be one of {', '.join(AUDIT_CONTENTS)}")
+        if self.audit_max_bytes < 1:
+            raise ParameterError("audit_max_bytes", f"must be at least 1, got {self.audit_max_bytes}")
+        Redaction(self.audit_redact)
         if self.queue_deadline_ms is not None and not self.queue_deadline_ms > 0:
             raise ParameterError("queue_deadline_ms", f"must be above 0, got {self.queue_deadline_ms}")
         if self.allow_credentials and "*" in self.allowed_origins:

@@ -12,6 +12,7 @@ import msgspec
 
 from qiao.engine.request import EngineRequest
 from qiao.errors import DeadlineError, ForbiddenError
+from qiao.outputs import RequestOutput
 from qiao.tenants import Reservation, Tenant, TenantQuota
 
 ASSUMED_ANSWER = 512
@@ -75,6 +76,18 @@ class Call:
             cache_scope=tenant.cache_scope,
             max_wait=wait,
         )
+
+    def ended(self, reasons: Sequence[str], queue: float | None, first_token: float | None) -> None:
+        """One engine request of the call is over; times are in seconds, the longest one counts."""
+        self.finish_reasons += reasons
+        if queue is not None:
+            self.queue_seconds = max(queue, self.queue_seconds or 0.0)
+        if first_token is not None:
+            self.first_token_seconds = max(first_token, self.first_token_seconds or 0.0)
+
+    def note_answers(self, request_id: str, result: RequestOutput) -> None:
+        """The texts that one engine request came to."""
+        self.answers.update({(request_id, answer.index): answer.text for answer in result.outputs})
 
     @contextmanager
     def counted(self, requests: Sequence[EngineRequest], limit: int) -> Iterator[Sequence[EngineRequest]]:

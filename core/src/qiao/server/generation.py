@@ -61,6 +61,11 @@ class RequestClock:
         reasons = ["error" if failed and r == "abort" else r for r in self._reasons.values()]
         queue = None if self._scheduled is None else self._scheduled - request.arrival
         prefill = None if self._scheduled is None or self._first is None else self._first - self._scheduled
+        ttft = None if self._first is None else self._first - request.arrival
+        self._call.ended(reasons, queue, ttft)
+        self._metrics.tenant_finished(
+            self._call.tenant.name, reasons, len(request.prompt_token_ids), self._tokens, ttft
+        )
         self._metrics.finished(
             FinishedRequest(
                 finish_reasons=reasons,
@@ -91,6 +96,7 @@ async def _run(state: ServerState, request: EngineRequest, prompt: str | None) -
     processor = state.frontend.processor(request, prompt)
     clock = RequestClock(state, request)
     failed = False
+    result: RequestOutput | None = None
     try:
         async with aclosing(state.client.generate(request)) as outputs:
             async for output in outputs:
@@ -110,6 +116,8 @@ async def _run(state: ServerState, request: EngineRequest, prompt: str | None) -
         raise
     finally:
         clock.finish(failed)
+        if result is not None:
+            current_call().note_answers(request.request_id, result)
 
 
 async def run_all(

@@ -28,6 +28,7 @@ from qiao.observability.metrics import Metrics
 from qiao.server.access import Tenants
 from qiao.server.app import create_app
 from qiao.server.args import ServerArgs
+from qiao.server.auditing import Auditor
 from qiao.server.state import ServerState
 from qiao.server.upkeep import Upkeep
 from qiao.tenants import KeyStore
@@ -87,6 +88,8 @@ class _Server:
                 await self._http.serve(sockets=[listener])
             finally:
                 await upkeep.stop()
+                if state.auditor is not None:
+                    await asyncio.to_thread(state.auditor.log.close)
             return 0 if self._http.started else 1
         finally:
             await self._client.stop()
@@ -201,8 +204,17 @@ def make_state(
         restarts=lambda: float(client.restarts),
     )
     tenants = Tenants(server.api_key, KeyStore(server.keys) if server.keys is not None else None)
+    auditor = None
+    if server.audit_log is not None:
+        auditor = Auditor.open(server.audit_log, server.audit_content, server.audit_redact, server.audit_max_bytes)
     return ServerState(
-        client=client, frontend=frontend, engine_args=args, server_args=server, metrics=metrics, tenants=tenants
+        client=client,
+        frontend=frontend,
+        engine_args=args,
+        server_args=server,
+        metrics=metrics,
+        tenants=tenants,
+        auditor=auditor,
     )
 
 

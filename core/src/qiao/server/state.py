@@ -18,6 +18,7 @@ from qiao.frontend import Frontend
 from qiao.observability.metrics import Metrics
 from qiao.server.access import Tenants
 from qiao.server.args import ServerArgs
+from qiao.server.auditing import Auditor
 from qiao.server.call import current_call
 from qiao.server.errors import ApiError
 from qiao.structured_outputs import StructuredOutputsParams
@@ -40,6 +41,7 @@ class ServerState:
     server_args: ServerArgs
     metrics: Metrics
     tenants: Tenants
+    auditor: Auditor | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     serving: int = 0

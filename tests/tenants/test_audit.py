@@ -1,0 +1,157 @@
+"""The audit log's chain against every kind of change, and what redaction takes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from qiao.cli.main import main
+from qiao.errors import ParameterError
+from qiao.observability.audit import AuditLog, parts, verify
+from qiao.observability.redaction import MARK, RULES, Redaction
+
+Lines = list[bytes]
+
+
+def written(path: Path, count: int, key: bytes = b"", max_bytes: int = 10**9) -> Path:
+    log = AuditLog(path, max_bytes, key)
+    for i in range(count):
+        log.write({"event": "request", "who": f"t{i}", "note": "桥\n\u2028"})
+    log.close()
+    return path
+
+
+def change(path: Path, how: Callable[[Lines], Lines]) -> None:
+    path.write_bytes(b"".join(how(path.read_bytes().splitlines(keepends=True))))
+
+
+@pytest.mark.parametrize("key", [b"", b"secret"])
+def test_what_was_written_is_good_also_after_restarts_and_rotation(tmp_path: Path, key: bytes) -> None:
+    path = tmp_path / "audit.jsonl"
+    for _ in range(3):
+        written(path, 20, key, max_bytes=2000)
+    verdict = verify(path, key)
+    assert (verdict.problems, verdict.lines, verdict.first, verdict.last) == ([], 60, 1, 60)
+    files = parts(path)
+    assert len(files) > 3 and all(f.stat().st_size < 2400 and f.stat().st_mode & 0o077 == 0 for f in files)
+    names = [json.loads(line)["who"] for f in files for line in f.read_bytes().splitlines()]
+    assert names == [f"t{i}" for i in range(20)] * 3
+    files[0].unlink()
+    rest = verify(path, key)
+    assert rest.problems == [] and rest.first is not None and rest.first > 1
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(data=st.data(), kind=st.sampled_from(["edit", "remove", "swap", "repeat", "cut", "insert"]))
+def test_every_change_is_found(data: st.DataObject, kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = written(tmp_path_factory.mktemp("audit") / "a.jsonl", 8)
+    at = data.draw(st.integers(0, 7))
+    other = data.draw(st.integers(0, 7).filter(lambda i: i != at))
+
+    def edit(lines: Lines) -> Lines:
+        entry = json.loads(lines[at])
+        field = data.draw(st.sampled_from(sorted(entry)))
+        entry[field] = entry[field] + 1 if isinstance(entry[field], int) else entry[field] + "x"
+        lines[at] = json.dumps(entry).encode() + b"\n"
+        return lines
+
+    def swap(lines: Lines) -> Lines:
+        lines[at], lines[other] = lines[other], lines[at]
+        return lines
+
+    changes: dict[str, Callable[[Lines], Lines]] = {
+        "edit": edit,
+        "swap": swap,
+        "remove": lambda lines: lines[:at] + lines[at + 1 :],
+        "repeat": lambda lines: [*lines[: at + 1], *lines[at:]],
+        "cut": lambda lines: lines[:at],
+        "insert": lambda lines: [*lines[:at], b'{"n": 1}\n', *lines[at:]],
+    }
+    assert verify(path).problems == []
+    change(path, changes[kind])
+    assert verify(path).problems != []
+
+
+def test_a_new_chain_is_found_by_the_key_or_a_noted_hash(tmp_path: Path) -> None:
+    """Whoever may write the file can compute plain hashes again, from the changed line on, and the head too."""
+    original = written(tmp_path / "a.jsonl", 5)
+    noted = json.loads(original.read_bytes().splitlines()[2])["hash"]
+    assert verify(original, head=noted).problems == []
+    forged = written(tmp_path / "b.jsonl", 4)
+    assert verify(forged).problems == []
+    assert verify(forged, head="f" * 64).problems == [f"the line with the hash {'f' * 64} is missing"]
+    assert len(verify(forged, key=b"secret").problems) == 4
+    assert verify(written(tmp_path / "c.jsonl", 4, b"secret"), key=b"other").problems != []
+
+
+def test_a_line_that_a_crash_tore_is_told_and_accepted(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", 3)
+    with open(path, "ab") as file:
+        file.write(b'{"n": 4, "event": "requ')
+    assert verify(path).problems != []
+    written(path, 2)
+    verdict = verify(path)
+    assert verdict.problems == [] and verdict.lines == 6
+    change(path, lambda lines: [*lines[:3], b'{"n": 4, "event": "another"}\n', *lines[4:]])
+    assert verify(path).problems != []
+
+
+def test_nothing_is_lost_between_write_and_close(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", 5000, max_bytes=100_000)
+    assert verify(path).lines == 5000
+
+
+def test_a_missing_head_is_said_and_a_bad_place_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", 2)
+    (tmp_path / "a.jsonl.head").unlink()
+    assert "cannot be read" in verify(path).problems[0]
+    with pytest.raises(ParameterError, match="cannot write"):
+        AuditLog(tmp_path / "no" / "folder")
+    with pytest.raises(ParameterError, match="does not exist"):
+        verify(tmp_path / "missing")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QIAO_AUDIT_KEY", "k")
+    path = written(tmp_path / "a.jsonl", 3, b"k")
+
+    def run(*words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["audit", "verify", str(path), *words])
+        return int(ended.value.code or 0), capsys.readouterr().out
+
+    status, out = run("--json")
+    data = json.loads(out)
+    assert (status, data["good"], data["lines"]) == (0, True, 3)
+    assert run()[1].startswith("good: lines 1 to 3")
+    change(path, lambda lines: [lines[0], lines[2]])
+    assert run()[0] == 1
+    assert run("--json")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "secret", "harmless"),
+    [
+        ("email", "anna.b+c@example.co.uk", "a @ b"),
+        ("phone", "+86 138-0013-8000", "in 2026"),
+        ("card", "4111 1111 1111 1111", "123 456"),
+        ("key", "sk-proj_abcdEFGH1234", "sky-high"),
+        ("key", "Bearer abc.def-ghi", "bearer of news"),
+        ("ip", "192.168.10.3", "version 1.2.3"),
+        (r"\bQ\d+\b", "Q42", "Q"),
+    ],
+)
+def test_redaction(rule: str, secret: str, harmless: str) -> None:
+    redaction = Redaction((rule,))
+    assert redaction.apply(f"a {secret} b {secret}") == f"a {MARK} b {MARK}"
+    assert redaction.apply(harmless) == harmless
+
+
+def test_a_pattern_that_runs_away_hides_the_text_and_a_wrong_one_is_refused() -> None:
+    assert Redaction((r"(a|aa)+$", *RULES)).apply("a" * 60 + "!") in (MARK, "a" * 60 + "!")
+    with pytest.raises(ParameterError, match="audit_redact"):
+        Redaction(("(",))
