@@ -283,3 +283,18 @@ def test_metrics_by_tenant(site: Site) -> None:
         'qiao:tenant_time_to_first_token_seconds_count{model_name="M",tenant="measured"} 2.0',
     ):
         assert line in page
+
+
+def test_streams_are_kept_alive_while_nothing_comes(rand_folder: Path) -> None:
+    flags = ("--sse-keep-alive-interval", "0.02")
+    with scripted(*flags, model=rand_folder, table=ENDLESS, pause=0.1) as running:
+        body = {"prompt": "a", "max_tokens": 4, "ignore_eos": True, "stream": True}
+        lines = running.http().post("/v1/completions", json=body).text.split("\n\n")
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert "".join(event["choices"][0]["text"] for event in events) == "aaaa"
+        assert lines.count(": keep-alive") >= 4 and lines[-2] == "data: [DONE]"
+        chunks = list(running.openai().completions.create(model="M", prompt="a", max_tokens=4, stream=True))
+        assert "".join(chunk.choices[0].text for chunk in chunks) == "aaaa"
+        stream = {"prompt": [303], "stream": True, "max_tokens": 4}
+        failed = running.http().post("/v1/completions", json=stream)
+        assert "operator attention raised" in failed.text or failed.status_code == 500

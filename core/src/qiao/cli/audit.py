@@ -15,6 +15,9 @@ def verify(
     head: Annotated[
         str | None, typer.Option("--head", help="A hash that was noted earlier, which the log must still contain.")
     ] = None,
+    first: Annotated[
+        int, typer.Option("--first", min=1, help="The oldest line that must be there, where old files were removed.")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
     """Follow the chain of hashes: finds changed, removed, added and moved lines, and a cut off end.
@@ -24,7 +27,7 @@ def verify(
     from qiao.observability.audit import audit_key
     from qiao.observability.audit import verify as follow
 
-    verdict = follow(file, audit_key(), head)
+    verdict = follow(file, audit_key(), head, first)
     if as_json:
         json.dump({"schema": 1, "file": file, "good": not verdict.problems, **dataclasses.asdict(verdict)}, sys.stdout)
         print()

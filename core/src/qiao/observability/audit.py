@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qiao.errors import ParameterError
 
@@ -47,6 +47,12 @@ def parts(path: Path) -> list[Path]:
     """The files of a log, oldest first, the one that is written last."""
     old = sorted(p for p in path.parent.glob(path.name + ".*") if p.suffix[1:].isdigit())
     return [*old, path] if path.exists() else old
+
+
+class _Line(NamedTuple):
+    number: int
+    hash: str
+    text: bytes
 
 
 class AuditLog:
@@ -97,37 +103,45 @@ class AuditLog:
                 return
 
     def _write_all(self, records: Sequence[dict[str, Any]]) -> None:
-        text = b"".join(self._chained(record) for record in records)
-        while text:
+        lines = [self._chained(record) for record in records]
+        while lines:
             try:
-                self._append(text)
-                return
+                count = self._append(lines)
             except OSError as error:
                 logger.error("the audit log cannot be written (%s); trying again", error)
                 if self._closing.wait(RETRY_SECONDS):
-                    logger.error("lost from the audit log: %s", text.decode())
+                    logger.error("lost from the audit log: %s", b"".join(line.text for line in lines).decode())
                     return
+            else:
+                lines = lines[count:]
 
-    def _chained(self, record: dict[str, Any]) -> bytes:
+    def _chained(self, record: dict[str, Any]) -> _Line:
         self._number += 1
         body = {"n": self._number, **record, "prev": self._last}
         self._last = line_hash(body, self._key)
-        return json.dumps({**body, "hash": self._last}, ensure_ascii=False).encode() + b"\n"
+        text = json.dumps({**body, "hash": self._last}, ensure_ascii=False).encode() + b"\n"
+        return _Line(self._number, self._last, text)
 
-    def _append(self, text: bytes) -> None:
+    def _append(self, lines: Sequence[_Line]) -> int:
+        """Write as many lines as the file may hold, at least one; their number."""
         size = self._file.tell()
-        if size and size + len(text) > self._max_bytes:
+        if size and size + len(lines[0].text) > self._max_bytes:
             self._rotate()
             size = 0
+        count, end = 1, size + len(lines[0].text)
+        while count < len(lines) and end + len(lines[count].text) <= self._max_bytes:
+            end += len(lines[count].text)
+            count += 1
         try:
-            self._file.write(text)
+            self._file.write(b"".join(line.text for line in lines[:count]))
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError:
             with contextlib.suppress(OSError):  # a half-written batch would be repeated
                 self._file.truncate(size)
             raise
-        _write_head(self._path, self._number, self._last)
+        _write_head(self._path, lines[count - 1].number, lines[count - 1].hash)
+        return count
 
     def _rotate(self) -> None:
         taken = [int(p.suffix[1:]) for p in parts(self._path) if p != self._path]
@@ -168,11 +182,11 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
 
 
-def verify(path: str | Path, key: bytes = b"", head: str | None = None) -> Verdict:
+def verify(path: str | Path, key: bytes = b"", head: str | None = None, first: int = 1) -> Verdict:
     """Follow the chain through all files of the log.
 
-    ``head`` is a hash that was noted elsewhere, which the chain must contain. A chain whose oldest files were removed
-    begins with a later number, which ``first`` tells. Raises ``ParameterError`` where there is no file.
+    ``head`` is a hash that was noted elsewhere, which the chain must contain. ``first`` is the oldest line that must be
+    there, for logs whose oldest files were removed on purpose. Raises ``ParameterError`` where there is no file.
     """
     verdict = Verdict()
     files = parts(Path(path))
@@ -194,6 +208,8 @@ def verify(path: str | Path, key: bytes = b"", head: str | None = None) -> Verdi
         torn = 0
         _check(verdict, where, entry, found, number, previous, key)
         seen_head = seen_head or found == head
+    if verdict.first is not None and verdict.first > first:
+        verdict.problems.append(f"the log begins with line {verdict.first}: older ones were removed")
     if not seen_head:
         verdict.problems.append(f"the line with the hash {head} is missing")
     _check_end(verdict, Path(path))

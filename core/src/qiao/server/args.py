@@ -53,6 +53,7 @@ class ServerArgs:
     enable_request_id_headers: bool = False
     enable_force_include_usage: bool = False
     shutdown_timeout: float = 30.0
+    sse_keep_alive_interval: float = 0.0
     max_body_bytes: int = 32 * 1024 * 1024
     response_role: str = "assistant"
     enable_auto_tool_choice: bool = False
@@ -79,6 +80,8 @@ class ServerArgs:
             raise ParameterError("allow_credentials", "does nothing without allowed_origins; name the origins")
         if self.shutdown_timeout < 0:
             raise ParameterError("shutdown_timeout", f"must not be negative, got {self.shutdown_timeout}")
+        if self.sse_keep_alive_interval < 0:
+            raise ParameterError("sse_keep_alive_interval", "must be 0 (off) or more seconds")
         if self.max_body_bytes < 1:
             raise ParameterError("max_body_bytes", f"must be at least 1, got {self.max_body_bytes}")
         self._check_parsers()

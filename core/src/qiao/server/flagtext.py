@@ -68,6 +68,7 @@ FLAG_TEXT: Mapping[str, str] = {
     "enable_request_id_headers": "send X-Request-Id back",
     "enable_force_include_usage": "usage in every stream",
     "shutdown_timeout": "seconds that SIGTERM lets running requests go on",
+    "sse_keep_alive_interval": "seconds without an event after which a stream sends a comment; 0 for never",
     "max_body_bytes": "largest request body",
     "response_role": "role of chat answers",
     "enable_auto_tool_choice": "let the model decide whether to call tools; needs --tool-call-parser",

@@ -22,6 +22,7 @@ from qiao.server.protocol.errors import ErrorBody
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 
 CLIENT_GONE = 499
 """nginx's status for a client that closed the connection; nobody reads it but the log and the metrics."""
@@ -78,6 +79,30 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
+async def kept_alive(chunks: AsyncGenerator[bytes, None], seconds: float) -> AsyncGenerator[bytes, None]:
+    """``chunks``, and a comment, which clients ignore, whenever none has come for so many seconds."""
+    waiting: asyncio.Future[bytes] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(anext(chunks))
+            done, _ = await asyncio.wait([waiting], timeout=seconds)
+            if not done:
+                yield KEEP_ALIVE
+                continue
+            try:
+                chunk = waiting.result()
+            except StopAsyncIteration:
+                return
+            finally:
+                waiting = None
+            yield chunk
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        await chunks.aclose()
+
+
 @dataclass(frozen=True)
 class Ending:
     """How a stream ends: ``done`` after its last chunk, or what ``failed`` makes of an error that came in it."""
@@ -95,8 +120,12 @@ async def stream_answer(
     """Send ``chunks`` as events, and the ``ending``.
 
     The status waits for the first chunk, so that a refusal has its own status. A failure after it becomes an error
-    event, as the status is sent by then. A client that goes ends the generator, and with it the work.
+    event, as the status is sent by then. A client that goes ends the generator, and with it the work. With
+    ``--sse-keep-alive-interval`` the status waits so long at most.
     """
+    interval = request.app.state.qiao.server_args.sse_keep_alive_interval
+    if interval:
+        chunks = kept_alive(chunks, interval)
     try:
         first = await unless_gone(request.receive, anext(chunks))
     except BaseException:
