@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from qiao.engine.request import EngineRequest
 from qiao.errors import OverloadedError
 from qiao.frontend.embedding import Vector, vector_of
+from qiao.server.call import current_call
 from qiao.server.generation import RequestClock
 from qiao.server.protocol.embeddings import PoolingFields, PoolingUsage
 from qiao.server.routes.shared import counted
@@ -56,8 +57,8 @@ async def embed(
         for one in inputs
     ]
     wanted = state.frontend.pooling.normalize if normalize is None else normalize
-    with counted(state):
-        tasks = [asyncio.create_task(_one(state, request, dimensions, wanted)) for request in requests]
+    with counted(state), current_call().counted(requests, state.frontend.limit) as ready:
+        tasks = [asyncio.create_task(_one(state, request, dimensions, wanted)) for request in ready]
         try:
             vectors = await asyncio.gather(*tasks)
         finally:

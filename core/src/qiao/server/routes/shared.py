@@ -14,7 +14,7 @@ from qiao.outputs import CompletionOutput, RequestOutput
 from qiao.sampling_params import SamplingParams
 from qiao.server.call import current_call
 from qiao.server.middleware import clean_request_id
-from qiao.server.protocol.common import FinishReason, PromptTokensDetails, StreamOptions, Usage
+from qiao.server.protocol.common import FinishReason, PromptTokensDetails, SamplingFields, StreamOptions, Usage
 from qiao.server.protocol.errors import ErrorBody
 from qiao.server.state import ServerState
 
