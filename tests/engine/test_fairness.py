@@ -132,6 +132,20 @@ def test_a_tenant_that_was_away_has_saved_nothing_up() -> None:
     assert served == pytest.approx(sim.tokens["late"], rel=0.15)
 
 
+def test_nobody_pays_for_what_nobody_else_wanted() -> None:
+    sim = simulation()
+    for _ in range(100):
+        sim.add("early", 10, 10)
+    while sim.scheduler.has_work:
+        sim.run()
+    before = sim.tokens["early"]
+    for name in ("late", "early"):
+        for _ in range(200):
+            sim.add(name, 10, 10)
+    sim.run(100)
+    assert sim.tokens["early"] - before == pytest.approx(sim.tokens["late"], rel=0.15)
+
+
 @settings(derandomize=True, max_examples=15, deadline=None)
 @given(flood=sizes, prompt=st.integers(1, 60), blocks=st.sampled_from([60, 200]), chunk=st.sampled_from([0, 8]))
 def test_a_flood_does_not_delay_a_calm_tenant(flood: tuple[int, int], prompt: int, blocks: int, chunk: int) -> None:

@@ -46,6 +46,7 @@ class Shares:
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
         self._clock = 0.0
+        self._busy = 0
 
     def account(self, tenant: str, weight: float, cap: int | None) -> Account:
         """A tenant's account, with the weight and the cap of its newest request."""
@@ -56,20 +57,24 @@ class Shares:
     def enter(self, account: Account, sequences: int) -> None:
         """Sequences of a tenant arrive."""
         if not account.active:
-            self.advance()
+            busy = [one.served for one in self._accounts.values() if one.active]
+            self._clock = max(self._clock, min(busy, default=0.0))
             account.served = max(account.served, self._clock)
+            self._busy += 1
         account.active += sequences
 
-    def advance(self) -> None:
-        """Follow the lowest counter of those that are busy."""
-        busy = [account.served for account in self._accounts.values() if account.active]
-        if busy:
-            self._clock = max(self._clock, min(busy))
+    def leave(self, account: Account) -> None:
+        """A sequence of a tenant has ended."""
+        account.active -= 1
+        if not account.active:
+            self._busy -= 1
+            if not self._busy:  # nobody pays later for having used what nobody else wanted
+                self._clock = max(self._clock, account.served)
 
     @property
     def competing(self) -> bool:
         """Whether more than one tenant is busy."""
-        return sum(account.active > 0 for account in self._accounts.values()) > 1
+        return self._busy > 1
 
 
 def rank(seq: Sequence) -> Rank:

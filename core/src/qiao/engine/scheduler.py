@@ -69,6 +69,7 @@ class Scheduler:
         self._step = 0
         self._budget = 0
         self._scheduled: dict[Sequence, int] = {}
+        self._levels = config.scheduling_policy == "priority"
         self._starved = False
         self._displaced: set[Sequence] = set()
         self._watermark = max(1, config.num_blocks // 100)
@@ -89,13 +90,14 @@ class Scheduler:
         self._scheduled = {}
         self._starved = False
         self._displaced = set()
-        self.shares.advance()
-        self._promote()
+        if self.waiting:
+            self._promote()
         prompts = self._schedule_decodes()
         if self.pacer is not None:
             self._budget = self.pacer.chunk(len(self._scheduled), self._budget)
         self._schedule_prompts(prompts)
-        self.floor.note(self._scheduled, self.waiting.worst_level)
+        if self._levels:
+            self.floor.note(self._scheduled, self.waiting.worst_level)
         step = Step(list(self._scheduled), list(self._scheduled.values()))
         self._fork(step)
         return step
@@ -121,7 +123,7 @@ class Scheduler:
         if seq.row >= 0:
             self._release(seq)
         seq.status = Status.FINISHED
-        seq.request.account.active -= 1
+        self.shares.leave(seq.request.account)
         if seq is seq.request.sequences[0] and not seq.request.forked:
             self._let_go(seq)
 
