@@ -68,7 +68,7 @@ def test_every_route_needs_the_key_but_the_published_few() -> None:
             lambda c, m=method, u=url: c.request(m, u, headers=AUTH),
         )
         if path in PUBLIC_PATHS:
-            assert without.status_code == 200
+            assert without.status_code == (307 if path == "/console" else 200), path
             continue
         seen.add(path)
         assert without.status_code == wrong.status_code == 401, path
@@ -77,7 +77,14 @@ def test_every_route_needs_the_key_but_the_published_few() -> None:
             assert without.json()["error"]["code"] == "invalid_api_key"
             assert without.headers["www-authenticate"] == "Bearer"
     assert {"/v1/completions", "/tokenize", "/detokenize", "/metrics", "/openapi.json", "/docs", "/load"} <= seen
-    assert {"/health", "/health/live", "/health/ready", "/ping"} == PUBLIC_PATHS
+    console = {
+        "/console",
+        "/console/",
+        *(f"/console/{name}.js" for name in ("app", "metrics", "views", "play", "words")),
+    }
+    console |= {"/console/index.html", "/console/style.css"}
+    assert {"/health", "/health/live", "/health/ready", "/ping"} == PUBLIC_PATHS - console
+    assert "/console/state" not in PUBLIC_PATHS
 
 
 def flat(routes: list[Any]) -> list[Any]:
