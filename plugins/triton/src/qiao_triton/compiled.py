@@ -34,7 +34,7 @@ MOST_VECTOR_REGISTERS = {"gfx906": 256, "gfx90a": 512, "gfx942": 512}
 """Of a lane, accumulation registers included where they are one file."""
 
 MOST_SPILLED = {("gfx906", "float32"): 48}
-"""Bytes of local memory of a thread (NVIDIA) and vector registers spilled (AMD); none but in float32 where it is said here."""
+"""Bytes of local memory of a thread (NVIDIA) and vector registers spilled (AMD); none but where it is said here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,8 @@ def _hip_usage(assembly: str) -> tuple[int, int]:
     def largest(name: str) -> int:
         return max((int(x) for x in re.findall(rf"\.{name}:\s+(\d+)", assembly)), default=0)
 
-    return largest("vgpr_count"), largest("vgpr_spill_count")  # scalar registers spill into vector ones, not to memory
+    # scalar registers spill into vector ones, not to memory
+    return largest("vgpr_count"), largest("vgpr_spill_count")
 
 
 def compile_one(arch: Architecture, build: Build) -> Taken:
