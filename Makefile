@@ -14,10 +14,10 @@ endif
 export PYTHON TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check docs conformance bench bench-peers sanitize wheels clean
+.PHONY: help setup serve test check docs conformance acceptance-vendors bench bench-peers sanitize wheels clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | awk -F'|' '{printf "make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | awk -F'|' '{printf "make %-18s %s\n", $$1, $$2}'
 	@echo
 	@echo "variables: MODEL=folder, file.gguf, hub name or pypi:PACKAGE   PORT=8000   ARGS='more flags'"
 	@echo "           TESTS=tests/engine   PYTHON=python3.11   TORCH_INDEX=index with the torch build you want"
@@ -47,6 +47,9 @@ docs: setup ## rewrite the generated pages of docs/
 conformance: setup ## the conformance kit on every plugin here; renews their coverage files (a few minutes)
 	$(BIN)/python -m tools.conformance $(ARGS)
 	$(BIN)/python -m tools.docs
+
+acceptance-vendors: setup ## the demo model served on each vendor's stand-in device, against the CPU's tokens
+	@set -e; for file in plugins-*/acceptance.py; do $(BIN)/python $$file --model $(MODEL) $(ARGS); done
 
 bench: setup ## host overhead of the engine, the CPU kernels, and a small run over HTTP (10 minutes)
 	@echo "measuring on this machine; results go to results/"
