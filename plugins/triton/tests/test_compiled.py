@@ -34,13 +34,13 @@ from dataclasses import replace
 from qiao_triton.architectures import ARCHITECTURES
 from qiao_triton.builds import builds
 from qiao_triton.compiled import compile_one
-arch = ARCHITECTURES["sm_75"]
+arch = ARCHITECTURES["sm_86"]
 build = next(b for b in builds(arch, "float16") if b.hook == "matmul" and "512" in b.label)
 constants = {**build.launch.constants, "M": 128, "N": 128, "K": 128}
-big = replace(build, launch=replace(build.launch, constants=constants, stages=3))
+big = replace(build, launch=replace(build.launch, constants=constants, stages=4))
 print(*compile_one(arch, big).faults, sep="; ")
 constants = {**build.launch.constants, "K": 48}
-print(*compile_one(arch, replace(build, launch=replace(build.launch, constants=constants))).faults)
+print(repr(compile_one(arch, replace(build, launch=replace(build.launch, constants=constants))).faults))
 """
 
 
