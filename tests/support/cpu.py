@@ -31,7 +31,8 @@ class Linear:
 def linear(scheme, outputs, inputs, dtype=torch.float32, group=-1, seed=0, half_scales=True, zeros="whole", **extra):
     """A weight with entries of the order of ``inputs ** -0.5``.
 
-    ``zeros`` of w4a16 and w8a16: ``whole`` numbers, ``one`` for all, ``quotient`` as of GGUF's Q4_1, or ``none``.
+    ``zeros`` of w4a16 and w8a16: ``whole`` numbers, ``one`` for all (7.5), ``eight`` for all, ``quotient`` as of GGUF's
+    Q4_1, or ``none``.
     ``extra`` are further tensors for ``pack_weight``.
     """
     g = generator(seed)
@@ -46,8 +47,8 @@ def linear(scheme, outputs, inputs, dtype=torch.float32, group=-1, seed=0, half_
         scale = (torch.rand(outputs, -(-inputs // size), generator=g) + 0.5) / (high * inputs**0.5)
         scale = scale.half().float() if half_scales else scale
         zero = torch.randint(5, 11, scale.shape, generator=g).float()
-        if zeros == "one":
-            zero = torch.full_like(scale, 7.5)
+        if zeros in ("one", "eight"):
+            zero = torch.full_like(scale, 7.5 if zeros == "one" else 8)
         elif zeros == "quotient":
             zero = (zero * scale).half().float() / scale
         tensors = {"weight": codes.to(kind), "scale": scale, **extra}

@@ -87,6 +87,7 @@ QIAO_EXPORT int qiao_cpu_select(const char* name) {
 QIAO_EXPORT const char* qiao_cpu_isa() { return chosen->name; }
 QIAO_EXPORT int qiao_cpu_strip() { return chosen->strip; }
 QIAO_EXPORT int qiao_cpu_lanes() { return chosen->lanes; }
+QIAO_EXPORT int qiao_cpu_finest() { return chosen->finest; }
 QIAO_EXPORT int qiao_cpu_threads() { return threads(); }
 QIAO_EXPORT int qiao_cpu_set_threads(int count, const int* cpus, int num_cpus) {
   return unrecorded([&] { set_threads(count, cpus, num_cpus); });

@@ -46,6 +46,7 @@ struct PackedWeight {
   int scale_type, group;
   int block;           // inputs that share a step of activations rounded to int8: 16, 32 (group is a multiple of it, or
                        // there is one group), -1 for all of a row (int8 without zeros); 0 where nothing is rounded
+  int finest;          // the largest code of activations beside int8 weights, of what Kernels::finest allows; int4: 127
   int zero_is_scaled;  // zero holds zero * scale, for the rounded kernels alone
   float all_zeros;
 };
@@ -79,6 +80,7 @@ struct RotaryArgs {
 struct Kernels {
   const char* name;
   int strip, lanes;
+  int finest;  // 127, or 32767 where products of int8 weights with 16-bit activations cost no more
   void (*pack_dense)(const void* from, void* to, int rows, int columns, int type);
   void (*pack_int8)(const int8_t* from, void* to, int rows, int columns);
   void (*pack_int4)(const uint8_t* from, void* to, int rows, int columns);

@@ -15,20 +15,29 @@ constexpr long kCodesInCache = 192L << 10;
 struct RoundedRows {
   uint8_t* codes;
   float *steps, *less;  // [block][row]: the step, and -step * (sum of the codes), which a weight's zero point needs
-  int32_t* sums;
+  int32_t* sums;        // [block][row]: the sum of the codes; for int4 with a whole zero point -zero point * that
   long stride;
   int rows;
 };
+
+// What a zero point asks for: nothing, to be taken off the exact integers, or off the float sums.
+enum class Shift { kNone, kWhole, kFloat };
+inline Shift shift_of(const MatmulArgs& a) {
+  if (a.zero) return Shift::kFloat;
+  if (a.all_zeros == 0) return Shift::kNone;
+  const bool code = a.kind == kInt4 && a.all_zeros > 0 && a.all_zeros < 16;
+  return code && float(int(a.all_zeros)) == a.all_zeros ? Shift::kWhole : Shift::kFloat;
+}
 
 inline void store_codes(uint8_t* at, I code, bool parts) {
   if (parts) store_parts(at, code);
   else store_bytes(at, code);
 }
 
-// codes = round(x * (127 / max |x|)) of n values, zeros up to `padded`; step = max |x| / 127. NaN or infinity in x makes
-// the step NaN, so that it is not lost. What is too small for 127 / max |x| to be finite counts as zero.
+// codes = round(x * (finest / max |x|)) of n values, zeros up to `padded`; step = max |x| / finest. NaN or infinity in x
+// makes the step NaN, so that it is not lost. What is too small for finest / max |x| to be finite counts as zero.
 template <class T>
-inline void round_stretch(const T* x, int n, int padded, bool parts, uint8_t* codes, float* step, float* less, int32_t* sum_of_codes) {
+inline void round_stretch(const T* x, int n, int padded, bool parts, float finest, uint8_t* codes, float* step, float* less, int32_t* sum_of_codes) {
   F most = zero(), poison = zero();
   for (int i = 0; i < n; i += W) {
     const F value = load_n(x + i, n - i);
@@ -36,8 +45,8 @@ inline void round_stretch(const T* x, int n, int padded, bool parts, uint8_t* co
     poison = add(poison, sub(value, value));
   }
   const float peak = highest(most);
-  const bool counts = peak > 1e-35f;
-  const F factor = set(counts ? 127.0f / peak : 0.0f);
+  const bool counts = peak > finest * 1e-37f;
+  const F factor = set(counts ? finest / peak : 0.0f);
   const int bytes = parts ? kPartBytes : 1;
   I total = izero();
   for (int i = 0; i < padded; i += W) {
@@ -45,7 +54,7 @@ inline void round_stretch(const T* x, int n, int padded, bool parts, uint8_t* co
     store_codes(codes + i * bytes, code, parts);
     total = add(total, code);
   }
-  *step = (counts ? peak / 127.0f : 0.0f) + sum(poison);
+  *step = (counts ? peak / finest : 0.0f) + sum(poison);
   *sum_of_codes = sum(total);
   *less = -*step * float(*sum_of_codes);
 }
@@ -53,6 +62,8 @@ inline void round_stretch(const T* x, int n, int padded, bool parts, uint8_t* co
 // Rounds a panel of rows. int4 kernels read plain bytes, int8 kernels the form of store_parts.
 inline RoundedRows round_rows(const MatmulArgs& a, int first, int rows) {
   const bool parts = a.kind == kInt8;
+  const int32_t times = shift_of(a) == Shift::kWhole ? -int32_t(a.all_zeros) : 1;
+  const float finest = float(parts ? smaller(a.finest, kFinest) : 127);
   const long padded = round_up(a.in, kBlock), block = a.block > 0 ? a.block : padded;
   RoundedRows q;
   const long blocks = padded / block;
@@ -68,9 +79,11 @@ inline RoundedRows round_rows(const MatmulArgs& a, int first, int rows) {
         const auto* x = row<decltype(t)>(a.x, first + r);
         uint8_t* codes = q.codes + r * q.stride;
         long at = r;
-        for (long k = 0; k < padded; k += block, at += rows)
-          round_stretch(x + k, larger(0, smaller(int(block), a.in - int(k))), int(block), parts,
+        for (long k = 0; k < padded; k += block, at += rows) {
+          round_stretch(x + k, larger(0, smaller(int(block), a.in - int(k))), int(block), parts, finest,
                         codes + k * (parts ? kPartBytes : 1), q.steps + at, q.less + at, q.sums + at);
+          q.sums[at] = int32_t(uint32_t(q.sums[at]) * uint32_t(times));  // of NaN the codes are any number
+        }
       });
   });
   return q;
@@ -82,7 +95,7 @@ class ScaleRows {
   ScaleRows(const MatmulArgs& a, int strip)
       : a_(a), at_(long(strip) * ((a.in + a.group - 1) / a.group) * kStrip), last_(at_ + long((a.in - 1) / a.group) * kStrip),
         per_group_(larger(1, a.group / larger(1, a.block))), left_(per_group_) {}
-  bool shifted() const { return a_.zero || a_.all_zeros != 0; }
+  Shift kind() const { return shift_of(a_); }
   void next(F* scale, F* shift) {
     for (int v = 0; v < kVecs; ++v) {
       scale[v] = read(a_.scale, at_ + v * W);
@@ -104,8 +117,8 @@ class ScaleRows {
 // Scales already unpacked: [block][scale, shift][column].
 struct WideScales {
   const float* at;
-  bool has_shift;
-  bool shifted() const { return has_shift; }
+  Shift shift;
+  Shift kind() const { return shift; }
   void next(F* scale, F* shift) {
     for (int v = 0; v < kVecs; ++v) scale[v] = load(at + v * W), shift[v] = load(at + kStrip + v * W);
     at += 2 * kStrip;
@@ -243,17 +256,23 @@ inline __attribute__((always_inline)) void dot_quads(const Weights& w, long bloc
   }
 }
 
-// total += sums * (scale * step), less shift * (step * sum of the activations' codes).
-template <bool Shifted, int R, class Total>
+// total += sums * (scale * step), less the zero point: as an integer, or as shift * (step * sum of the activations' codes).
+template <Shift Kind, int R, class Total>
 inline __attribute__((always_inline)) void add_scaled(const Total (&acc)[R][kVecs], const float* steps, const float* less,
-                                                      const F* scale, const F* shift, F (&total)[R][kVecs]) {
+                                                      const int32_t* whole, const F* scale, const F* shift, F (&total)[R][kVecs]) {
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    const F size = set(steps[r]), back = Shifted ? set(less[r]) : zero();
+    const F size = set(steps[r]);
+    [[maybe_unused]] F back;
+    [[maybe_unused]] I off;
+    if constexpr (Kind == Shift::kFloat) back = set(less[r]);
+    if constexpr (Kind == Shift::kWhole) off = iset(whole[r]);
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
-      const F sum = fma(to_float(lanes(acc[r][v])), mul(scale[v], size), total[r][v]);
-      total[r][v] = Shifted ? fma(shift[v], back, sum) : sum;
+      I sum = lanes(acc[r][v]);
+      if constexpr (Kind == Shift::kWhole) sum = add(sum, off);
+      total[r][v] = fma(to_float(sum), mul(scale[v], size), total[r][v]);
+      if constexpr (Kind == Shift::kFloat) total[r][v] = fma(shift[v], back, total[r][v]);
     }
   }
 }
@@ -263,7 +282,7 @@ template <int R, int Q, class Weights, class Scales>
 inline void add_blocks(const Weights& w, Scales scales, const RoundedRows& q, int row, int first, int last, F (&total)[R][kVecs]) {
   constexpr int kSteps = 8 / Q, kBytes = 4 * Weights::kParts;
   const uint8_t* x = q.codes + row * q.stride + long(first) * 8 * kBytes;
-  const bool shifted = scales.shifted();
+  const Shift kind = scales.kind();
   long at = long(first) * kSteps * q.rows + row;
   for (long block = 0; block < last - first; ++block, x += 8 * kBytes) {
 #pragma GCC unroll 2
@@ -273,8 +292,10 @@ inline void add_blocks(const Weights& w, Scales scales, const RoundedRows& q, in
       F scale[kVecs], shift[kVecs];
       scales.next(scale, shift);
       const float *steps = q.steps + at, *less = q.less + at;
-      if (shifted) add_scaled<true>(acc, steps, less, scale, shift, total);
-      else add_scaled<false>(acc, steps, less, scale, shift, total);
+      const int32_t* whole = q.sums + at;
+      if (kind == Shift::kWhole) add_scaled<Shift::kWhole>(acc, steps, less, whole, scale, shift, total);
+      else if (kind == Shift::kFloat) add_scaled<Shift::kFloat>(acc, steps, less, whole, scale, shift, total);
+      else add_scaled<Shift::kNone>(acc, steps, less, whole, scale, shift, total);
     }
   }
 }
@@ -339,7 +360,7 @@ inline void many_rounded(const MatmulArgs& a, const RoundedRows& q, int first, i
       float* kept = totals + long(r) * kStrip;
       for (int i = 0; i < R; ++i)
         for (int v = 0; v < kVecs; ++v) total[i][v] = from ? load(kept + i * kStrip + v * W) : zero();
-      add_blocks<R, Q>(WideInt4{{codes}}, WideScales{wide, scales.shifted()}, q, row + r, from, to, total);
+      add_blocks<R, Q>(WideInt4{{codes}}, WideScales{wide, scales.kind()}, q, row + r, from, to, total);
       for (int i = 0; i < R; ++i) {
         if (to == blocks) finish(a, first + row + r + i, strip, total[i]);
         else for (int v = 0; v < kVecs; ++v) store(kept + i * kStrip + v * W, total[i][v]);

@@ -26,6 +26,9 @@ const Kernels* QIAO_JOIN(kernels_, QIAO_VARIANT)() {
     Kernels kernels = *QIAO_JOIN(kernels_, QIAO_BASE)();
     kernels.name = QIAO_TEXT(QIAO_VARIANT);
     kernels.matmul = QIAO_VARIANT::matmul_with_products;
+#if defined(QIAO_DOT_BYTES) || defined(QIAO_AMX)
+    kernels.finest = QIAO_VARIANT::kFinest;
+#endif
     return kernels;
   }();
   return &table;

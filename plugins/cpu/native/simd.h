@@ -47,6 +47,9 @@ struct f16 { uint16_t bits; };
 // registers beside one strip of float weights, kDotRows beside one of quantized ones.
 constexpr int kStrip = W * kVecs;
 
+// The largest code of activations beside int8 weights: a block of 32 products with 16-bit codes stays far below 2^31.
+constexpr int kFinest = kPartBytes == 2 ? 32767 : 127;
+
 inline constexpr int smaller(int a, int b) { return a < b ? a : b; }
 inline constexpr int larger(int a, int b) { return a > b ? a : b; }
 inline constexpr long round_up(long n, long step) { return (n + step - 1) / step * step; }

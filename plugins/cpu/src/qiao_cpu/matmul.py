@@ -148,6 +148,7 @@ def _record(scheme: str, info: WeightInfo, tensors: Mapping[str, torch.Tensor]) 
         scale_type=native.TYPES[tensors["scale"].dtype],
         group=group,
         block=int(tensors["block"]),
+        finest=native.finest() if scheme == "w8a16" else 127,
         zero_is_scaled="shift" in tensors,
         all_zeros=float(tensors["all_zeros"]) if "all_zeros" in tensors else 0.0,
         **pointers,

@@ -54,6 +54,7 @@ class Weight(ctypes.Structure):
         ("scale_type", c_int),
         ("group", c_int),
         ("block", c_int),
+        ("finest", c_int),
         ("zero_is_scaled", c_int),
         ("all_zeros", c_float),
     )
@@ -279,6 +280,11 @@ strip = _LIBRARY.qiao_cpu_strip
 def lanes() -> int:
     """Floats of a vector, for the instruction set in use."""
     return int(_LIBRARY.qiao_cpu_lanes())
+
+
+def finest() -> int:
+    """The largest code of activations beside int8 weights that the instruction set in use takes: 127 or 32767."""
+    return int(_LIBRARY.qiao_cpu_finest())
 
 
 def select(name: str) -> None:

@@ -85,7 +85,7 @@ void close(const std::vector<uint8_t>& a, const std::vector<uint8_t>& b, int typ
 
 size_t bytes_of(int type) { return type == kFloat32 ? 4 : type == kSigned8 ? 1 : 2; }
 
-enum ZeroForm { kNoZero, kZero, kScaledZero, kOneZero };
+enum ZeroForm { kNoZero, kZero, kScaledZero, kOneZero, kWholeZero };
 
 struct Linear {
   int kind, type, block, group, in, out;
@@ -124,8 +124,7 @@ Packed pack(const Kernels& k, const Linear& l) {
 }
 
 std::vector<uint8_t> multiply(const Kernels& k, const Linear& l, const Packed& p, std::vector<uint8_t>& x, int x_type, int first, int rows,
-                              int y_type = -1) {
-  if (y_type < 0) y_type = x_type;
+                              int y_type, int finest) {
   std::vector<uint8_t> y(size_t(rows) * l.out * bytes_of(y_type));
   MatmulArgs a{};
   a.x = {x.data() + size_t(first) * l.in * bytes_of(x_type), l.in, x_type};
@@ -136,6 +135,8 @@ std::vector<uint8_t> multiply(const Kernels& k, const Linear& l, const Packed& p
   if (l.zero == kZero || l.zero == kScaledZero) a.zero = p.zero.data();
   a.group = l.group, a.block = l.block, a.zero_is_scaled = l.zero == kScaledZero;
   if (l.zero == kOneZero) a.all_zeros = 7.5f;
+  if (l.zero == kWholeZero) a.all_zeros = 8;
+  a.finest = finest;
   k.matmul(a);
   return y;
 }
@@ -160,27 +161,28 @@ void test_matmul(const Kernels& k, const Kernels& plain) {
       {kInt8, 0, 32, 32, 300, 40, kNoZero},       {kInt8, 0, 16, 16, 200, 33, kZero},          {kInt8, 0, 32, 301, 301, 17, kOneZero},
       {kInt4, 0, 0, 20, 300, 40, kZero},          {kInt4, 0, 32, 64, 320, 70, kZero},          {kInt4, 0, 32, 301, 301, 33, kOneZero},
       {kInt4, 0, 16, 16, 1100, 40, kScaledZero},  {kInt4, 0, 32, 32, 1100, 20, kScaledZero},   {kInt4, 0, 32, 128, 200, 9, kNoZero},
+      {kInt4, 0, 32, 64, 1100, 33, kWholeZero},   {kInt4, 0, 16, 48, 200, 40, kWholeZero},
   };
   for (const Linear& l : linears)
     for (int x_type : {kFloat32, kBFloat16, kFloat16}) {
-      const int rows = 61;
+      const int rows = 61, finest = l.block < 0 ? 127 : k.finest;
       state = 7;
       Packed mine = pack(k, l);
       state = 7;
       Packed theirs = pack(plain, l);
       auto x = random_elements(size_t(rows) * l.in, x_type);
       std::string name = std::string(k.name) + " matmul kind " + std::to_string(l.kind) + " type " + std::to_string(l.type) + " block " + std::to_string(l.block) + " x " + std::to_string(x_type);
-      auto all = multiply(k, l, mine, x, x_type, 0, rows);
-      near(all, multiply(plain, l, theirs, x, x_type, 0, rows), x_type, x_type == kFloat32 ? 2e-6 : x_type == kBFloat16 ? 8e-3 : 1e-3, name);
+      auto all = multiply(k, l, mine, x, x_type, 0, rows, x_type, finest);
+      near(all, multiply(plain, l, theirs, x, x_type, 0, rows, x_type, finest), x_type, x_type == kFloat32 ? 2e-6 : x_type == kBFloat16 ? 8e-3 : 1e-3, name);
       if (x_type == kBFloat16)  // sums before they are rounded
-        near(multiply(k, l, mine, x, x_type, 0, rows, kFloat32), multiply(plain, l, theirs, x, x_type, 0, rows, kFloat32), kFloat32, 2e-6, name);
+        near(multiply(k, l, mine, x, x_type, 0, rows, kFloat32, finest), multiply(plain, l, theirs, x, x_type, 0, rows, kFloat32, finest), kFloat32, 2e-6, name);
       const size_t row = l.out * bytes_of(x_type);
       for (int threads : {1, 3}) {
         set_threads(threads, nullptr, 0);
         for (int r = 0; r < rows; ++r)
-          check(!memcmp(multiply(k, l, mine, x, x_type, r, 1).data(), all.data() + r * row, row), name + ": row " + std::to_string(r) + " alone");
+          check(!memcmp(multiply(k, l, mine, x, x_type, r, 1, x_type, finest).data(), all.data() + r * row, row), name + ": row " + std::to_string(r) + " alone");
         for (int count : {2, 3, 5, 7, 12, 20, 60})
-          check(!memcmp(multiply(k, l, mine, x, x_type, 1, count).data(), all.data() + row, count * row), name + ": rows " + std::to_string(count));
+          check(!memcmp(multiply(k, l, mine, x, x_type, 1, count, x_type, finest).data(), all.data() + row, count * row), name + ": rows " + std::to_string(count));
       }
     }
 }
