@@ -20,6 +20,12 @@ def only(*names):
     return discover(names)
 
 
+@pytest.fixture
+def no_plugins(monkeypatch):
+    """As where no vendor's package is installed."""
+    monkeypatch.setattr("qiao.registry.discovery._entry_points", lambda: iter(()))
+
+
 def refused(device, *names):
     with pytest.raises(PluginError) as caught:
         choose(device, only(*names))
@@ -166,7 +172,7 @@ def test_a_device_that_is_not_installed(monkeypatch, device, said):
     assert repr(device) in str(caught.value) and "Usable here: reference:0" in str(caught.value)
 
 
-def test_a_package_that_is_installed_but_offers_nothing(monkeypatch):
+def test_a_package_that_is_installed_but_offers_nothing(monkeypatch, no_plugins):
     monkeypatch.setattr("qiao.devices.installed_version", lambda package: "0.1.0")
     assert "qiao-ascend 0.1.0 is installed but offers no plugin" in refused("npu")
 
@@ -222,6 +228,9 @@ def test_planning_with_a_plugin_that_does_not_load(site):
     site.install("acme", "import torch_fake")
     with pytest.raises(PluginError, match="torch_fake"):
         planning_backend("acme", only("acme"))
+
+
+def test_planning_with_a_plugin_that_is_not_there(no_plugins):
     with pytest.raises(PluginError, match=r"pip install qiao-dcu|installed but offers no plugin"):
         planning_backend("dcu", only())
 

@@ -95,7 +95,7 @@ class ForbiddenError(QiaoError):
 class QuotaError(QiaoError):
     """A quota of the caller is used up. ``retry_after`` is in seconds; ``code`` says which kind of quota."""
 
-    def __init__(self, message: str, retry_after: float, code: str = "rate_limit_exceeded") -> None:
+    def __init__(self, message: str, retry_after: float = 1.0, code: str = "rate_limit_exceeded") -> None:
         super().__init__(message)
         self.retry_after = retry_after
         self.code = code

@@ -6,15 +6,19 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from qiao.engine.request import EngineRequest
 from qiao.errors import OverloadedError
-from qiao.frontend.embedding import Vector, vector_of
+from qiao.frontend.embedding import vector_of
 from qiao.server.call import current_call
 from qiao.server.generation import RequestClock
 from qiao.server.protocol.embeddings import PoolingFields, PoolingUsage
 from qiao.server.routes.shared import counted
 from qiao.server.state import ServerState
+
+if TYPE_CHECKING:
+    from qiao.frontend.embedding import Vector
 
 
 @dataclass(frozen=True)

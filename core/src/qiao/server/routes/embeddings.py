@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import time
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from qiao.frontend.embedding import Vector, similarity
+from qiao.frontend.embedding import similarity
 from qiao.server.body import StrictRoute
 from qiao.server.pooling import Vectors, embed
 from qiao.server.protocol.embeddings import (
@@ -27,6 +28,9 @@ from qiao.server.protocol.embeddings import (
 from qiao.server.routes.shared import ERRORS, public_id
 from qiao.server.state import ServerState, state_of
 from qiao.server.streaming import unless_gone
+
+if TYPE_CHECKING:
+    from qiao.frontend.embedding import Vector
 
 router = APIRouter(route_class=StrictRoute)
 
