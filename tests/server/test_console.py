@@ -113,6 +113,20 @@ def test_the_plan_has_each_operator_and_tabs_work_by_keyboard(rand: RunningServe
     assert page.locator("#play").is_visible()
 
 
+def test_tenants_and_what_they_used(rand: RunningServer, page: Any) -> None:
+    rand.openai().completions.create(model="M", prompt="abc", max_tokens=8, extra_body={"ignore_eos": True})
+    page.goto(rand.url + "/console/#tenants")
+    page.wait_for_selector("#tenant-table tbody tr")
+    heads = page.locator("#tenant-table thead th").all_inner_texts()
+    (row,) = [row.split("\t") for row in page.locator("#tenant-table tbody tr").all_inner_texts()]
+    shown = dict(zip(heads, row, strict=True))
+    for name in ("generation_tokens", "prompt_tokens", "requests"):
+        value = rand.metric(f"qiao:tenant_{name}_total", tenant=row[0])
+        assert value > 0
+        assert float(shown[name.replace("_", " ")]) == value
+    assert shown["Time to first token, mean"].endswith(("ms", " s"))
+
+
 def test_a_key_is_asked_for_and_kept_for_the_tab_only(keyed: RunningServer, page: Any) -> None:
     page.goto(keyed.url + "/console/")
     page.wait_for_selector("#gate:not([hidden])")
@@ -162,7 +176,7 @@ def test_every_control_has_a_name(rand: RunningServer, page: Any) -> None:
         !(e.getAttribute('aria-label') || e.textContent.trim() || e.labels?.[0]?.textContent.trim())).length"""
     )
     assert nameless == 0
-    assert json.loads(json.dumps(page.title())) == "Qiao"
+    assert page.title() == "Qiao"
 
 
 def test_tokens_that_only_together_make_a_character_are_one_button(chained: RunningServer, page: Any) -> None:

@@ -18,11 +18,14 @@ def pool(seq: Sequence, hidden: torch.Tensor) -> None:
     earlier, preempted run has added are skipped.
     """
     request = seq.request
-    states = hidden.float().cpu().numpy()
-    end = seq.num_computed + len(states)
+    end = seq.num_computed + len(hidden)
     if request.pooling == "last":
-        if end == seq.num_prompt:
-            request.pooled = states[-1].astype(np.float64)
+        if end < seq.num_prompt:
+            return
+        hidden = hidden[-1:]  # all that has to leave the device
+    states = hidden.float().cpu().numpy()
+    if request.pooling == "last":
+        request.pooled = states[0].astype(np.float64)
     else:
         new = states[max(0, request.pooled_count - seq.num_computed) :].astype(np.float64)
         if request.pooled is not None:

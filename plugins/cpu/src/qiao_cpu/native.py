@@ -103,6 +103,7 @@ class Combine(ctypes.Structure):
 _P, _I, _L, _F = c_void_p, c_int, c_long, c_float
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "select": (c_char_p,),
+    "finest": (),
     "set_threads": (_I, POINTER(c_int), _I),
     "pack_dense": (_P, _P, _I, _I, _I),
     "pack_int8": (_P, _P, _I, _I),

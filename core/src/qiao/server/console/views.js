@@ -9,6 +9,7 @@ const LATENCIES = [
   ["e2e", "vllm:e2e_request_latency_seconds"],
   ["queue", "vllm:request_queue_time_seconds"],
 ];
+const TENANT_TTFT = "qiao:tenant_time_to_first_token_seconds";
 const SVG = "http://www.w3.org/2000/svg";
 
 export function make(tag, text, attributes = {}) {
@@ -131,19 +132,23 @@ export function showPlan(note, table, plan, samples) {
   table.tBodies[0].replaceChildren(...rows);
 }
 
-// One row a tenant, one column a metric whose name starts with qiao:tenant_.
+// One row a tenant, one column a counter whose name starts with qiao:tenant_, and the mean time to the first token.
 export function showTenants(note, table, samples) {
-  const names = [...samples.keys()].filter((n) => n.startsWith("qiao:tenant_") && !/_(bucket|created)$/.test(n)).sort();
+  const names = [...samples.keys()].filter((n) => n.startsWith("qiao:tenant_") && n.endsWith("_total")).sort();
   const columns = names.map((name) => byLabel(samples, name, "tenant"));
+  const [total, count] = ["sum", "count"].map((part) => byLabel(samples, `${TENANT_TTFT}_${part}`, "tenant"));
+  const means = [...count].filter(([, n]) => n > 0).map(([tenant, n]) => [tenant, seconds(total.get(tenant) / n)]);
+  columns.push(new Map(means));
   const tenants = [...new Set(columns.flatMap((column) => [...column.keys()]))].sort();
   note.textContent = tenants.length ? "" : t("notenants");
   table.hidden = !tenants.length;
   const short = (name) => name.replace("qiao:tenant_", "").replace(/_total$/, "").replaceAll("_", " ");
-  table.tHead.rows[0].replaceChildren(...["", ...names.map(short)].map((text) => make("th", text, { scope: "col" })));
+  const heads = ["", ...names.map(short), `${t("ttft")}, ${t("mean")}`];
+  table.tHead.rows[0].replaceChildren(...heads.map((text) => make("th", text, { scope: "col" })));
   const rows = tenants.map((tenant) => {
     const row = make("tr");
     row.append(make("th", tenant, { scope: "row" }));
-    row.append(...columns.map((column) => make("td", column.has(tenant) ? String(+column.get(tenant).toFixed(3)) : "")));
+    row.append(...columns.map((column) => make("td", String(column.get(tenant) ?? ""))));
     return row;
   });
   table.tBodies[0].replaceChildren(...rows);
