@@ -3,13 +3,16 @@
     python benchmarks/peers.py setup --peers qiao --sizes 135m     # once: SmolLM2-135M-Instruct as a 16-bit folder
     python benchmarks/quantize.py make                             # quantize it, each way; goes on where it was stopped
     python benchmarks/quantize.py reference --python ENV/bin/python     # the same with GPTQModel, from ENV
+    python benchmarks/quantize.py loads --python ENV/bin/python         # what transformers computes from the files
     python benchmarks/quantize.py score --json results/quantize.json    # so does this; rows lie in CACHE/quantize/rows
 
-Calibration: 8 samples of Python's own help (``pydoc_data.topics``) and 16 that the model wrote itself, in 16 bits, from
-the beginnings in ``data/beginnings.txt``: 24 samples of about 512 tokens. Scored is other text: English prose of the
-18th and 19th century (``data/en.txt``), and numpy's docstrings. Weights are dequantized at load and multiplied in
-float32, so that the figures are those of the files and not of a plugin's kernels. ``--extra NAME=FOLDER`` scores a
-folder that another tool made from the same ``calibration.jsonl``, which ``make`` writes.
+Calibration: 128 samples of 192 tokens: Python's own help (``pydoc_data.topics``), torch's docstrings, two novels
+(``data/calibration.txt``), this project's Chinese README, and what the model wrote itself from the beginnings in
+``data/beginnings.txt``. Scored is other text: prose by other authors (``data/en.txt``, ``data/heldout.txt``), and
+numpy's docstrings. Weights are dequantized at load and multiplied in float32, so that the figures are those of the
+files and not of a plugin's kernels. Other tools get a quarter of the same ``calibration.jsonl``, which ``make`` writes,
+and so does Qiao beside them; only the first layers are quantized then. ``--extra NAME=FOLDER`` scores a
+folder that was made elsewhere.
 """
 
 from __future__ import annotations
@@ -37,41 +40,69 @@ from comparison.pins import Place
 from comparison.report import table
 from qiao import LLM, SamplingParams
 from qiao.loading import iter_weights, resolve
+from qiao.regress.divergence import Divergence
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-GROUP, DOC_CHUNKS = 64, 2
-TOPICS, OWN, DAMP = 8, 16, 0.1
-SAMPLES = TOPICS + OWN
+GROUP, DOC_CHUNKS = 64, 4
+LENGTH = 192
+SHARES = {"help": 24, "docstrings": 24, "novels": 40, "chinese": 12, "own": 28}
+"""Samples of each kind."""
+SAMPLES = sum(SHARES.values())
+OWN = 16
+"""Texts that the model writes, two samples each."""
+DAMP = 0.1
+LOADED = 64
+"""Tokens whose logits are compared with transformers'."""
 RUNS: dict[str, tuple[str, ...]] = {
     "rtn": ("--method", "rtn"),
-    "rtn-asym": ("--method", "rtn", "--asym"),
     "gptq": ("--method", "gptq"),
+    "awq-sym": ("--method", "awq", "--sym"),
+    "rtn-asym": ("--method", "rtn", "--asym"),
     "gptq-asym": ("--method", "gptq", "--asym"),
     "awq": ("--method", "awq"),
 }
 TITLES = {
     "rtn": "rtn, symmetric",
-    "rtn-asym": "rtn, asymmetric",
     "gptq": "gptq, symmetric",
+    "awq-sym": "awq, symmetric",
+    "rtn-asym": "rtn, asymmetric",
     "gptq-asym": "gptq, asymmetric",
     "awq": "awq, asymmetric",
 }
 REFERENCES = {"gptqmodel-gptq-asym": ("gptq", "asym"), "gptqmodel-awq": ("awq", "asym")}
 TITLES |= {"gptqmodel-gptq-asym": "GPTQModel: gptq, asymmetric", "gptqmodel-awq": "GPTQModel: awq, asymmetric"}
-FIRST = 12
-"""Layers that other tools quantize for comparison, the rest staying in 16 bits; Qiao's file is cut to the same."""
+FIRST, EACH = 12, 4
+"""Layers that other tools quantize for comparison, the rest staying in 16 bits, from each so-manieth sample. Qiao's
+file is made from the same samples and cut to the same layers."""
 PROSE, DOCS = "prose", "docstrings"
 
 
 def calibration(source: Path, tokenizer: Tokenizer) -> list[str]:
-    """Python's help topics, cut where 512 tokens end, spread over all of them; then what the model itself writes."""
-    text = "\n\n".join(topics[name] for name in sorted(topics))
+    """Samples of ``LENGTH`` tokens, of each kind as many as ``SHARES`` says, spread over all that there is of it."""
+    torch_names = sorted(n for n in torch.__all__ if callable(getattr(torch, n)))
+    texts = {
+        "help": ["\n\n".join(topics[name] for name in sorted(topics))],
+        "docstrings": ["\n\n".join(inspect.getdoc(getattr(torch, n)) or "" for n in torch_names)],
+        "novels": [(DATA / "calibration.txt").read_text()],
+        "chinese": [(Path(__file__).parents[1] / "README.zh-CN.md").read_text()],
+        "own": written_by(source),
+    }
+    found: list[str] = []
+    for kind, count in SHARES.items():
+        parts = [part for text in texts[kind] for part in pieces(text, tokenizer)]
+        if len(parts) < count:
+            raise SystemExit(f"{kind} gives {len(parts)} samples of {LENGTH} tokens, not {count}")
+        found += [parts[i * len(parts) // count] for i in range(count)]
+    return found
+
+
+def pieces(text: str, tokenizer: Tokenizer) -> list[str]:
+    """``text`` cut where each ``LENGTH`` tokens end; a rest is left out."""
     offsets = tokenizer.encode(text).offsets
-    starts = range(0, len(offsets) - CHUNK, CHUNK)
-    parts = [text[offsets[i][0] : offsets[i + CHUNK - 1][1]] for i in starts]
-    return parts[:: len(parts) // TOPICS][:TOPICS] + written_by(source)
+    starts = range(0, len(offsets) - LENGTH + 1, LENGTH)
+    return [text[offsets[i][0] : offsets[i + LENGTH - 1][1]] for i in starts]
 
 
 def written_by(source: Path) -> list[str]:
@@ -92,38 +123,50 @@ def docstrings() -> str:
     return "\n\n".join(inspect.getdoc(getattr(numpy, name)) or "" for name in names)
 
 
-def make(source: Path, work: Path, tokenizer: Tokenizer) -> None:
-    """Quantize ``source`` in each way of ``RUNS``, and write down time, error and peak memory."""
+def make(source: Path, work: Path, tokenizer: Tokenizer, only: list[str]) -> None:
+    """Quantize ``source`` in each way of ``RUNS``, or in those of ``only``."""
     work.mkdir(parents=True, exist_ok=True)
     data = work / "calibration.jsonl"
     if not data.is_file():
         data.write_text("".join(json.dumps({"text": text}) + "\n" for text in calibration(source, tokenizer)))
-    for name, flags in RUNS.items():
-        if (work / name / "config.json").is_file():
-            continue
-        more: tuple[Any, ...] = () if "rtn" in flags else ("--calibration", data, "--samples", str(SAMPLES))
-        command = [sys.executable, "-m", "qiao", "quantize", source, *flags, "--group", str(GROUP), *more, "--json"]
-        with subprocess.Popen(
-            [*map(str, command), "-o", str(work / name)], stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            output = process.stdout.read()
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise SystemExit(f"{name}: qiao quantize ended with {process.returncode}")
-        report = json.loads(output) | {"peak_bytes": usage.ru_maxrss * 1024}
-        del report["errors"], report["output"]
-        (work / f"{name}.json").write_text(json.dumps(report, indent=1))
+    for name in only or RUNS:
+        quantized(source, work / name, RUNS[name], data, SAMPLES)
+
+
+def quantized(source: Path, out: Path, flags: tuple[str, ...], data: Path, samples: int) -> None:
+    """``qiao quantize`` into ``out``, unless that is done; beside it its report with the peak of memory."""
+    if (out / "config.json").is_file():
+        return
+    more = ("--calibration", data, "--samples", samples, "--length", LENGTH) if "rtn" not in flags else ()
+    command = [sys.executable, "-m", "qiao", "quantize", source, *flags, "--group", GROUP, *more, "--json", "-o", out]
+    with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{out.name}: qiao quantize ended with {process.returncode}")
+    report = json.loads(output) | {"peak_bytes": usage.ru_maxrss * 1024}
+    del report["errors"], report["output"]
+    out.with_suffix(".json").write_text(json.dumps(report, indent=1))
 
 
 def reference(source: Path, work: Path, python: Path) -> None:
-    """The same calibration data and settings through GPTQModel, run by ``python`` of its environment."""
+    """The same data and settings through GPTQModel, run by ``python`` of its environment, and through Qiao."""
     script = Path(__file__).parent / "comparison" / "scripts" / "quantize_gptqmodel.py"
+    lines = (work / "calibration.jsonl").read_text().splitlines(keepends=True)[::EACH]
+    data = work / "reference.jsonl"
+    data.write_text("".join(lines))
     for name, (method, form) in REFERENCES.items():
-        if not list((work / name).glob("*.safetensors")):
-            command = [python, script, source, work / "calibration.jsonl", work / name, method, form]
-            subprocess.run([*map(str, command), str(GROUP), str(DAMP), str(CHUNK), str(FIRST)], check=True)
+        quantized(source, work / ours_for(name), ("--method", method, f"--{form}"), data, len(lines))
+        if not (work / name / "config.json").is_file():
+            command = [python, script, source, data, work / name, method, form, GROUP, DAMP, LENGTH, FIRST]
+            subprocess.run([*map(str, command)], check=True)
+
+
+def ours_for(reference: str) -> str:
+    """The name of Qiao's folder that is made like that of another tool."""
+    return reference.replace("gptqmodel-", "beside-")
 
 
 def first_layers(source: Path, quantized: Path, folder: Path) -> Path:
@@ -137,6 +180,30 @@ def first_layers(source: Path, quantized: Path, folder: Path) -> Path:
         kept = {name: tensor.float().contiguous() for name, tensor in chosen.items()}
         save_file(kept, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+def loads(source: Path, work: Path, python: Path, tokenizer: Tokenizer) -> None:
+    """Logits of transformers (with GPTQModel, run by ``python``) for the files that were made, beside Qiao's."""
+    script = Path(__file__).parent / "comparison" / "scripts" / "transformers_logits.py"
+    ids = tokenizer.encode((DATA / "en.txt").read_text()).ids[:LOADED]
+    (work / "ids.json").write_text(json.dumps(ids))
+    found = {}
+    for name in ("gptq-asym", "awq"):
+        out = work / f"{name}.logits.safetensors"
+        subprocess.run([str(x) for x in (python, script, work / name, work / "ids.json", out)], check=True)
+        with safe_open(out, framework="pt") as handle:
+            other, modules = handle.get_tensor("logits"), handle.metadata()["modules"]
+        llm = LLM(str(work / name), device="cpu", dtype="float32", quantization="none", max_model_len=CHUNK)
+        ours = torch.cat(list(llm.token_logits(ids, 0)))[: len(ids)]
+        difference = ours - other
+        found[name] = {
+            "modules": modules,
+            "largest": float(difference.abs().max()),
+            "relative": float(difference.norm() / other.norm()),
+            "same_top": 100 * float((ours.argmax(-1) == other.argmax(-1)).float().mean()),
+        }
+        print(name, found[name], flush=True)
+    (work / "loads.json").write_text(json.dumps(found, indent=1))
 
 
 def linear_bytes(folder: Path) -> int:
@@ -154,7 +221,7 @@ class Table:
     def __init__(self, source: Path, work: Path, tokenizer: Tokenizer) -> None:
         self._work, self._kept = work, work / "rows"
         self._kept.mkdir(exist_ok=True)
-        texts = {PROSE: (DATA / "en.txt").read_text(), DOCS: docstrings()}
+        texts = {PROSE: "".join((DATA / f"{n}.txt").read_text() for n in ("en", "heldout")), DOCS: docstrings()}
         self._chunks = {name: list(chunks_of(tokenizer.encode(text).ids, CHUNK)) for name, text in texts.items()}
         self._chunks[DOCS] = self._chunks[DOCS][:: max(1, len(self._chunks[DOCS]) // DOC_CHUNKS)][:DOC_CHUNKS]
         kept = self._kept / "base.pt"
@@ -163,27 +230,28 @@ class Table:
             torch.save({name: [base.logits(c) for c in chunks] for name, chunks in self._chunks.items()}, kept)
         self._base: dict[str, list[torch.Tensor]] = torch.load(kept, weights_only=True)
         self._source, self._whole = source, linear_bytes(source)
-        self.rows = [
-            self._row("16 bits", {name: self._figures(name, self._base[name]) for name in self._chunks}, source)
-        ]
+        self.rows = [self._row("16 bits", self._figures(list(self._base.values())), source)]
 
     def add(self, title: str, folder: Path, **arguments: Any) -> None:
         """Score ``folder``, unless an earlier run did; ``arguments`` are fields of ``EngineArgs``."""
         kept = self._kept / f"{title}.json"
         if not kept.is_file():
             scorer = Scorer(folder, dtype="float32", **arguments)
-            figures = {}
-            for name, chunks in self._chunks.items():
-                figures[name] = self._figures(name, [scorer.logits(chunk) for chunk in chunks])
-            kept.write_text(json.dumps(self._row(title, figures, folder)))
+            logits = [[scorer.logits(chunk) for chunk in chunks] for chunks in self._chunks.values()]
+            kept.write_text(json.dumps(self._row(title, self._figures(logits), folder)))
         self.rows.append(json.loads(kept.read_text()))
-        print(kept.read_text(), flush=True)
+        print(title, {name: round(f["perplexity"], 3) for name, f in self.rows[-1]["texts"].items()}, flush=True)
 
-    def _figures(self, name: str, logits: list[torch.Tensor]) -> dict[str, float]:
-        found = Totals()
-        for chunk, base, other in zip(self._chunks[name], self._base[name], logits, strict=True):
-            found.add(base, other, torch.tensor(chunk)[scored(CHUNK).start + 1 :])
-        return found.figures()
+    def _figures(self, logits: list[list[torch.Tensor]]) -> dict[str, dict[str, Any]]:
+        """Of each text; ``logprobs`` are the next tokens' own."""
+        found: dict[str, dict[str, Any]] = {}
+        for (name, chunks), others in zip(self._chunks.items(), logits, strict=True):
+            totals = Totals()
+            for chunk, base, other in zip(chunks, self._base[name], others, strict=True):
+                totals.add(base, other, torch.tensor(chunk)[scored(CHUNK).start + 1 :])
+            joined = Divergence.joined(totals.parts)
+            found[name] = totals.figures() | {"logprobs": [round(float(x), 5) for x in joined.logprob]}
+        return found
 
     def _row(self, title: str, figures: dict[str, dict[str, float]], folder: Path) -> dict[str, Any]:
         report = self._work / f"{folder.name}.json"
@@ -192,16 +260,40 @@ class Table:
         return {"title": title, "linear_bytes": size, "share": size / self._whole, "texts": figures, "made": made}
 
 
+def beside(rows: list[dict[str, Any]]) -> None:
+    """To each row of gptq and awq how much better each text is foretold than by rounding to nearest, and the standard
+    error of that mean, in nats a token; to each of another tool and of Qiao beside it the ratio of perplexities."""
+    by_title = {row["title"]: row for row in rows}
+    for row in rows:
+        method, _, form = row["title"].partition(", ")
+        rounded = by_title.get(f"rtn, {form}")
+        if method in ("gptq", "awq") and rounded is not None:
+            for name, f in row["texts"].items():
+                gain = numpy.subtract(f["logprobs"], rounded["texts"][name]["logprobs"])
+                f["better_than_rtn"] = [float(gain.mean()), float(gain.std(ddof=1) / math.sqrt(len(gain)))]
+        other = by_title.get(row["title"].replace("Qiao: ", "GPTQModel: "))
+        if other is not None and other is not row:
+            for name, f in row["texts"].items():
+                gain = numpy.subtract(f["logprobs"], other["texts"][name]["logprobs"])
+                f["of_reference"] = f["perplexity"] / other["texts"][name]["perplexity"]
+                f["of_reference_error"] = float(gain.std(ddof=1) / math.sqrt(len(gain)))
+    for row in rows:
+        for f in row["texts"].values():
+            del f["logprobs"]
+
+
 def render(rows: list[dict[str, Any]]) -> str:
     """The figures as Markdown."""
-    head = ("", *(f"{t}: {f}" for t in (PROSE, DOCS) for f in ("perplexity", "KL", "same first token")), "size")
+    each = ("perplexity", "nats better than rtn", "KL", "same first token")
+    head = ("", *(f"{t}: {f}" for t in (PROSE, DOCS) for f in each), "size")
     lines = []
     for row in rows:
         cells = []
         for name in (PROSE, DOCS):
             f = row["texts"][name]
             error = f["kl_error"] if math.isfinite(f["kl_error"]) else 0.0
-            cells += [f"{f['perplexity']:.2f}", f"{f['kl']:.4f} ± {error:.4f}", f"{f['same_top']:.1f} %"]
+            gain = "{:.3f} ± {:.3f}".format(*f["better_than_rtn"]) if "better_than_rtn" in f else ""
+            cells += [f"{f['perplexity']:.2f}", gain, f"{f['kl']:.4f} ± {error:.4f}", f"{f['same_top']:.1f} %"]
         lines.append([row["title"], *cells, f"{100 * row['share']:.1f} %"])
     return table(head, lines)
 
@@ -233,24 +325,30 @@ def score(source: Path, work: Path, tokenizer: Tokenizer, extra: list[str], resu
     with torch.inference_mode():
         made = Table(source, work, tokenizer)
         for name in RUNS:
-            made.add(TITLES[name], work / name, quantization="none")
-        for name in REFERENCES:
-            ours = name.removeprefix("gptqmodel-")
             if (work / name / "config.json").is_file():
-                for label, folder in ((TITLES[ours], work / ours), (TITLES[name], work / name)):
-                    cut = first_layers(source, folder, work / f"{folder.name}-first")
-                    made.add(f"first {FIRST} layers, {label}", cut)
+                made.add(TITLES[name], work / name, quantization="none")
+        for name in REFERENCES:
+            ours = ours_for(name)
+            if all((work / n / "config.json").is_file() for n in (name, ours)):
+                for title, folder in ((TITLES[name].replace("GPTQModel", "Qiao"), ours), (TITLES[name], name)):
+                    cut = first_layers(source, work / folder, work / f"{folder}-first")
+                    made.add(f"first {FIRST} layers, {title}", cut)
         for item in extra:
             name, _, folder = item.partition("=")
             made.add(name, Path(folder), quantization="none")
         made.add("16 bits, int8 KV cache", source, kv_cache_dtype="int8")
+    beside(made.rows)
     data = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": describe(),
         "group": GROUP,
-        "samples": SAMPLES,
+        "samples": SHARES,
+        "length": LENGTH,
+        "damp": DAMP,
         "chunk": CHUNK,
+        "reference": {"layers": FIRST, "samples": -(-SAMPLES // EACH)},
         "rows": made.rows,
+        "loads": json.loads((work / "loads.json").read_text()) if (work / "loads.json").is_file() else {},
     }
     result.parent.mkdir(parents=True, exist_ok=True)
     result.write_text(json.dumps(data, indent=1) + "\n")
@@ -260,10 +358,11 @@ def score(source: Path, work: Path, tokenizer: Tokenizer, extra: list[str], resu
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("make", "reference", "score", "report"))
-    parser.add_argument("--python", type=Path, help="reference: the interpreter of an environment with GPTQModel")
+    parser.add_argument("what", choices=("make", "reference", "loads", "score", "report"))
+    parser.add_argument("--python", type=Path, help="reference, loads: the interpreter of one with GPTQModel")
     parser.add_argument("--cache", help="where `peers.py setup` put the models; ~/.cache/qiao-bench if not given")
     parser.add_argument("--work", type=Path, help="where the quantized models lie; CACHE/quantize if not given")
+    parser.add_argument("--only", default="", metavar="NAME,NAME", help=f"make: of {', '.join(RUNS)}")
     parser.add_argument("--extra", action="append", default=[], metavar="NAME=FOLDER", help="score this folder too")
     parser.add_argument("--json", type=Path, default=Path("results/quantize.json"))
     asked = parser.parse_args()
@@ -271,11 +370,14 @@ def main() -> None:
     source, work = cache.model("135m", "hf"), asked.work or cache.root / "quantize"
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     if asked.what == "make":
-        make(source, work, tokenizer)
-    elif asked.what == "reference":
+        make(source, work, tokenizer, [name for name in asked.only.split(",") if name])
+    elif asked.what in ("reference", "loads"):
         if asked.python is None:
-            parser.error("reference needs --python")
-        reference(source, work, asked.python)
+            parser.error(f"{asked.what} needs --python")
+        if asked.what == "reference":
+            reference(source, work, asked.python)
+        else:
+            loads(source, work, asked.python, tokenizer)
     elif asked.what == "score":
         score(source, work, tokenizer, asked.extra, asked.json)
     if asked.what in ("score", "report"):

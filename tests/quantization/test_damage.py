@@ -10,7 +10,13 @@ from qiao.errors import ModelError
 from qiao.loading import iter_weights, resolve
 from safetensors.torch import load_file, save_file
 
-from tests.quantization.test_checkpoints import FOUR_BIT, awq_settings, compressed_settings, gptq_settings
+from tests.quantization.test_checkpoints import (
+    FOUR_BIT,
+    STATIC_INPUTS,
+    awq_settings,
+    compressed_settings,
+    gptq_settings,
+)
 from tests.support.fallback import host_backend
 from tests.support.quantized import load, place
 from tests.support.quantizers import awq, bitsandbytes, bitsandbytes_int8, compressed, fp8, gptq, quantized_checkpoint
@@ -30,6 +36,12 @@ FORMATS = {
     "int8": (
         compressed(8),
         compressed_settings({"num_bits": 8, "strategy": "channel"}, format="int-quantized"),
+    ),
+    "int8-static": (
+        compressed(8, one_scale=True, static=True),
+        compressed_settings(
+            {"num_bits": 8, "strategy": "tensor"}, format="int-quantized", group={"input_activations": STATIC_INPUTS}
+        ),
     ),
     "fp8": (fp8(True), {"quant_method": "fp8", "activation_scheme": "dynamic"}),
     "fp8-blocks": (fp8(block=(48, 32)), {"quant_method": "fp8", "weight_block_size": [48, 32]}),

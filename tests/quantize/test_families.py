@@ -14,8 +14,10 @@ from qiao.models import read_spec
 from qiao.quantize import awq
 from qiao.quantize.activations import Layers, linear_names
 from qiao.quantize.grid import Grid
-from qiao.quantize.methods import LayerResult, by_awq, by_rtn
+from qiao.quantize.methods import by_rtn
 from qiao.quantize.options import Options
+from qiao.quantize.result import LayerResult
+from qiao.quantize.scaled import by_awq
 from qiao.quantize.source import Source, Stack, part
 from safetensors.torch import save_file
 

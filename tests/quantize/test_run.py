@@ -243,16 +243,6 @@ def test_a_folder_with_something_else_is_left_alone(model: Path, tmp_path: Path)
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_experts_are_refused_by_name(tmp_path: Path) -> None:
-    from tests.models.families import config_of
-    from tests.support.models import reference_model
-
-    reference_model(config_of("mixtral")).save_pretrained(tmp_path / "moe")
-    with pytest.raises(ModelError, match=r"layer 0 of MixtralForCausalLM.*model\.layers\.0\.mlp\.experts"):
-        run(tmp_path / "moe", tmp_path / "out", method="rtn")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_group_that_does_not_fit_is_refused_before_anything_is_written(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"layers\.0\..*64 inputs.*--group 64 or 32 or -1 would"):
         run(model, tmp_path / "out", group=128)

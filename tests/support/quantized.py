@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,16 @@ def logits(model: Model, ops: OpTable, ids: list[int], dtype: torch.dtype = torc
     return model.logits(model.forward(tokens, positions, caches, metadata)).cpu()
 
 
-def float_logits(config: Any, weights: Mapping[str, torch.Tensor], ids: list[int]) -> torch.Tensor:
-    """What transformers computes from float weights under a checkpoint's names: [T, V]."""
+def float_logits(
+    config: Any,
+    weights: Mapping[str, torch.Tensor],
+    ids: list[int],
+    inputs: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """What transformers computes from float weights under a checkpoint's names: [T, V].
+
+    ``inputs`` is done to the inputs of the layers' linear weights first.
+    """
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
@@ -81,6 +89,9 @@ def float_logits(config: Any, weights: Mapping[str, torch.Tensor], ids: list[int
         config.save_pretrained(folder)
         save_file({n: w.contiguous() for n, w in weights.items()}, f"{folder}/model.safetensors", {"format": "pt"})
         model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    for name, module in model.named_modules():
+        if inputs is not None and name.endswith("_proj"):
+            module.register_forward_pre_hook(lambda _, given: inputs(given[0]))
     with torch.no_grad():
         found: torch.Tensor = model(torch.tensor([ids]), use_cache=False).logits[0]
     return found

@@ -120,10 +120,11 @@ def _render(report: Report) -> str:
     kind = "weights" if report.method == "rtn" else "outputs"
     worst = max(report.errors, key=lambda row: float(row["error"]))
     resumed = f", {report.resumed} of them from an earlier run" if report.resumed else ""
+    few = f"\n{len(report.to_nearest)} linear layers of experts saw too few tokens and were rounded to nearest"
     share = 100 * report.bytes_after / report.bytes_before
     return (
         f"{report.output}: {len(report.errors)} layers by {report.method} in {report.seconds:.0f} s{resumed}\n"
         f"linear weights: {report.bytes_before / 1e6:.1f} MB to {report.bytes_after / 1e6:.1f} MB ({share:.1f} %)\n"
         f"squared error over squared {kind}: mean {report.mean_error:.2e}, worst {worst['error']:.2e} "
-        f"(layer {worst['layer']})"
+        f"(layer {worst['layer']}){few if report.to_nearest else ''}"
     )

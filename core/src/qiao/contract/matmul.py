@@ -4,7 +4,10 @@ Schemes and what ``pack_weight`` receives (all on the host or on the target devi
 
 ``dense``  ``weight`` [O, I] floating
 ``w8a16``  ``weight`` [O, I] int8, ``scale`` [O, I / group] floating, and ``zero`` as ``scale`` where the format has one
-``w8a8``   as ``w8a16`` with one group and without zero; activations are quantized per token, symmetric, on the fly
+``w8a8``   as ``w8a16`` with one group and without zero; activations are quantized per token, symmetric, on the fly.
+           Since 1.1 ``input_scale`` [1, 1] float32 may come with it, from a checkpoint with static scales: a value x
+           then becomes ``clamp(round(x / input_scale), -128, 127) * input_scale``, ties to even. A plugin that only
+           rounds per token leaves it out: that is the finer of the two
 ``w4a16``  ``weight`` [O, I] uint8 holding 0..15, ``scale`` and ``zero`` [O, I / group] floating,
            and ``perm`` [I] int64 where GPTQ's act-order regrouped the columns (column j belongs to input ``perm[j]``)
 ``fp8``    ``weight`` [O, I] float8_e4m3fn, ``scale`` [O, 1] or [1, 1] float32
@@ -42,8 +45,8 @@ class MatmulSpec:
     def expert_matmul(self, x: torch.Tensor, weights: Sequence[PackedWeight], experts: torch.Tensor) -> torch.Tensor:
         """Optional. Since 1.1. Row t of ``x`` [T, I] times the transposed weight ``experts[t]``: [T, O].
 
-        ``weights`` are those of one layer's experts, all of one scheme and shape and without ``perm``, the same
-        sequence in each call; ``experts`` [T] int64 lies where they do. Nothing of it may be read on the host where the
-        plugin captures: it is what makes a mixture of experts a fixed sequence of calls.
+        ``weights`` are those of one layer's experts, all of one scheme and shape, without ``perm`` and ``input_scale``,
+        the same sequence in each call; ``experts`` [T] int64 lies where they do. Nothing of it may be read on the host
+        where the plugin captures: it is what makes a mixture of experts a fixed sequence of calls.
         """
         raise NotImplementedError

@@ -46,12 +46,12 @@ class Linear:
         self._weight: PackedWeight | None = None
         self._apart: tuple[PackedWeight, ...] = ()
         self._bias: torch.Tensor | None = None
-        self._permuted = False
+        self._changes_inputs = False
 
     @property
     def alone(self) -> PackedWeight | None:
-        """The packed weight, where it is all that there is to this layer: no bias, one piece, inputs in order."""
-        return self._weight if self._bias is None and not self._permuted else None
+        """The packed weight, where it is all that there is to this layer: no bias, one piece, inputs as they come."""
+        return self._weight if self._bias is None and not self._changes_inputs else None
 
     @property
     def scheme(self) -> str:
@@ -123,7 +123,7 @@ class Linear:
             self._weight, self._apart = (packed[0], ()) if len(packed) == 1 else (None, packed)
 
     def _pack(self, tensors: Mapping[str, torch.Tensor], group_size: int) -> PackedWeight:
-        self._permuted = "perm" in tensors
+        self._changes_inputs = "perm" in tensors or "input_scale" in tensors
         rows, bits = tensors["weight"].shape[0], _BITS.get(self._scheme, 8)
         info = WeightInfo(self.name, self.in_features, rows, bits, group_size, symmetric="zero" not in tensors)
         return self._ops.pack_weight(self._scheme, tensors, info, self._ops.device)

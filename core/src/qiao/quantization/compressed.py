@@ -5,7 +5,8 @@
 [O, groups], ``weight_zero_point`` (packed along O with packed weights), ``weight_shape`` and ``weight_g_idx``.
 Source: ``compressed_tensors/compressors`` of the package.
 
-Activations: static scales (``input_scale``) are not used; ``w8a8`` rounds activations per token as it runs.
+Activations of ``w8a8`` are rounded per token as it runs, or by the static ``input_scale`` where inputs are symmetric
+and not dynamic. Where static inputs have a zero point they are rounded per token too, which is finer.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ class CompressedTensors:
             raise KeyError("weight_g_idx")
         perm = permutation(f"{module}.weight_g_idx", tensors.get("weight_g_idx"), columns, size, True)
         if _rounds_activations(group) and zero is None:
-            return QuantizedWeight(WeightForm("w8a8"), {"weight": _lowered(codes), "scale": scale.contiguous()})
+            found = {"weight": _lowered(codes), "scale": scale.contiguous()}
+            found |= _input_scale(module, tensors, group["input_activations"])
+            return QuantizedWeight(WeightForm("w8a8"), found)
         if zero is None:
             zero = torch.full(scale.shape, middle, dtype=torch.uint8)
         return integer_weight(codes, scale.contiguous(), zero, bits, size, perm)
@@ -167,6 +170,21 @@ def _rounds_activations(group: Mapping[str, Any]) -> bool:
     """Whether both sides are 8-bit integers and each output has one scale."""
     weights, inputs = group["weights"], group.get("input_activations") or {}
     return bool(weights["num_bits"] == 8 and inputs.get("num_bits") == 8 and _group_size(weights) < 0)
+
+
+def _input_scale(
+    module: str, tensors: Mapping[str, torch.Tensor], inputs: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """The static scale [1, 1] of the inputs, by its name in the contract; nothing where they are rounded per token."""
+    if inputs.get("dynamic", False) or not inputs.get("symmetric", True):
+        return {}
+    if "input_scale" not in tensors:
+        raise KeyError("input_scale")
+    found = scales(f"{module}.input_scale", tensors["input_scale"]).float().reshape(-1)
+    expect(f"{module}.input_scale", found.shape, (1,))
+    if not bool(found > 0.0):
+        raise ModelError(f"tensor {module}.input_scale is {float(found)}; a scale is above 0. The file is damaged.")
+    return {"input_scale": found[:, None]}
 
 
 def _int8(module: str, values: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,9 @@ import torch
 _WEIGHT_ONLY = ("w4a16", "w8a16")
 """From narrow to wide: a weight of the first can be written in the second without a change of value."""
 
+_OF_INPUTS = ("perm", "input_scale")
+"""What belongs to the inputs of a weight: weights that differ in it cannot be one."""
+
 _ROWS_AT_ONCE = 1 << 22
 """Most elements that are dequantized at once beside the result (16 MiB of float32)."""
 
@@ -82,7 +85,7 @@ def take_rows(weight: Weight, order: torch.Tensor) -> Weight:
     rows = weight.shape[0]
     return replace(
         weight,
-        tensors={name: x[order] if name != "perm" and x.shape[0] == rows else x for name, x in weight.tensors.items()},
+        tensors={n: x[order] if n not in _OF_INPUTS and x.shape[0] == rows else x for n, x in weight.tensors.items()},
     )
 
 
@@ -115,21 +118,19 @@ def form_of(forms: Forms, name: str, parts: Sequence[str]) -> WeightForm:
 def stack(parts: Sequence[QuantizedWeight], scheme: str) -> list[QuantizedWeight]:
     """``parts`` as one weight of ``scheme``, rows in order and values unchanged; as several where columns differ.
 
-    The second happens with GPTQ's act-order, where each part may bring a permutation of its own. ``scheme`` is that of
-    ``common_form``, or a wider one.
+    The second happens with GPTQ's act-order, where each part may bring a permutation of its own, and with static scales
+    of inputs that differ. ``scheme`` is that of ``common_form``, or a wider one.
     """
     form = replace(common_form([part.form for part in parts]), scheme=scheme)
     written = [_written(part, form) for part in parts]
-    perms = [part.tensors.get("perm") for part in parts]
-    if not all(_same(perm, perms[0]) for perm in perms):
+    first = parts[0].tensors
+    if not all(_same(part.tensors.get(name), first.get(name)) for part in parts for name in _OF_INPUTS):
         return written
     if len(written) == 1:
         return written
-    names = {name: None for part in written for name in part.tensors if name != "perm"}
+    names = {name: None for part in written for name in part.tensors if name not in _OF_INPUTS}
     tensors = {name: concatenated([_filled(part, name) for part in written]) for name in names}
-    if perms[0] is not None:
-        tensors["perm"] = perms[0]
-    return [QuantizedWeight(form, tensors)]
+    return [QuantizedWeight(form, tensors | {name: first[name] for name in _OF_INPUTS if name in first})]
 
 
 def concatenated(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -16,6 +16,7 @@ from qiao.layers.weights import fill
 from qiao.models.decoder import DecoderLayer
 from qiao.models.spec import DecoderSpec
 from qiao.optable import MatmulOps, OpTable
+from qiao.quantize.source import is_router
 
 Listener = Callable[[str, torch.Tensor], None]
 """Takes the name of a linear layer and its inputs [T, I]."""
@@ -108,7 +109,7 @@ class Layers:
     ) -> dict[str, Statistics]:
         """Statistics of the inputs of the linear layers called ``names``, in the order in which they run.
 
-        The layer is left as soon as the last of them has been heard.
+        The layer is left as soon as the last of them has been heard. Experts that no token visited are left out.
         """
         heard: dict[str, Statistics] = {}
         left: set[str] = set()
@@ -184,9 +185,12 @@ def cache_blocks(length: int, block_size: int) -> int:
 
 
 def linear_names(layer: DecoderLayer) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The linear layers in the order in which they run, each with the names of its parts where it has several."""
+    """The linear layers in the order in which they run, each with the names of its parts where it has several.
+
+    Routers of mixtures are left out.
+    """
     targets = layer.targets()
     covered = {name for target in targets.values() for name in target.covers}
     for name, target in targets.items():
-        if name.endswith(".weight") and len(target.shape) == 2 and name not in covered:
+        if name.endswith(".weight") and len(target.shape) == 2 and name not in covered and not is_router(name):
             yield name.removesuffix(".weight"), tuple(part.removesuffix(".weight") for part in target.covers)

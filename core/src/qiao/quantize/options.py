@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,13 +80,18 @@ class Options:
             del found["samples"], found["length"], found["seed"]
         return found
 
-    def quantization_config(self) -> dict[str, Any]:
-        """The entry of ``config.json``: AutoAWQ's for awq, AutoGPTQ's for the others."""
+    def quantization_config(self, left: Sequence[str] = ()) -> dict[str, Any]:
+        """The entry of ``config.json``: AutoAWQ's for awq, AutoGPTQ's for the others.
+
+        ``left`` are modules inside of layers that stay in 16 bits: the routers of a mixture of experts.
+        """
         from importlib.metadata import version
 
         common = {"bits": self.bits, "group_size": self.group}
         if self.method == "awq":
-            return {"quant_method": "awq", **common, "zero_point": not self.sym, "version": "gemm"}
+            exceptions = {"modules_to_not_convert": list(left)} if left else {}
+            return {"quant_method": "awq", **common, "zero_point": not self.sym, "version": "gemm", **exceptions}
+        kinds = sorted({name.rpartition(".")[2] for name in left})
         return {
             "quant_method": "gptq",
             **common,
@@ -99,4 +104,5 @@ class Options:
             "checkpoint_format": "gptq",
             "pack_dtype": "int32",
             "meta": {"quantizer": [f"qiao:{version('qiao')}"], "method": self.method},
+            **({"dynamic": {rf"-:.*\.({'|'.join(kinds)})$": {}}} if kinds else {}),
         }

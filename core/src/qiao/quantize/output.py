@@ -19,7 +19,7 @@ from qiao.loading.config import read_json
 from qiao.loading.safetensors import INDEX, read_header
 
 STATE = "quantize-state.json"
-_FORMAT = 1
+_FORMAT = 2
 _PART = ".part"
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".onnx", ".index.json", ".md")
 

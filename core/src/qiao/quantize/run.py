@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +23,13 @@ from qiao.quantize.activations import Layers, linear_names
 from qiao.quantize.calibration import digest
 from qiao.quantize.formats import check_shape, write_weight
 from qiao.quantize.grid import Grid
-from qiao.quantize.methods import LayerResult, quantize_layer
+from qiao.quantize.methods import quantize_layer
 from qiao.quantize.options import Options
 from qiao.quantize.output import Output, shards_of
-from qiao.quantize.source import Source
+from qiao.quantize.result import LayerResult
+from qiao.quantize.source import Source, is_router
+
+logger = logging.getLogger(__name__)
 
 _SHARD = 1 << 28
 """Bytes of embeddings, head and final norm that are put together into one shard, and so held at once."""
@@ -49,7 +53,8 @@ class Report:
 
     ``errors``: for each layer the squared error of its linear layers' outputs over the squared outputs (of weights for
     rtn), and that of each of them. Bytes are of the layers' linear weights; ``resumed`` counts layers that were there
-    already; ``tokens`` of calibration data.
+    already; ``tokens`` of calibration data. ``to_nearest``: linear layers of experts that too few tokens visited, and
+    how many did.
     """
 
     output: str
@@ -61,6 +66,7 @@ class Report:
     bytes_before: int
     bytes_after: int
     seconds: float
+    to_nearest: dict[str, int]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -98,7 +104,7 @@ class _Run:
         self._source = Source(store, self._spec)
         self._dtype = stored_dtype(self._config)
         self._grid = Grid(options.bits, options.sym, self._dtype)
-        for entry in (entry for layer in self._source.layers for entry in layer if len(entry.shape) == 2):
+        for entry in (entry for layer in self._source.layers for entry in layer if entry.linear):
             check_shape(entry.name, entry.shape, options)
         rest = [math.prod(entry.shape) * self._dtype.itemsize for entry in self._source.rest]
         self._rest = shards_of(rest, _SHARD)
@@ -138,7 +144,7 @@ class _Run:
         tensors = self._source.layer(index, self._dtype)
         if self._options.method == "gptq":
             method, held = method_of(self._options.quantization_config()), self._output.read_layer(index)
-            for entry in (entry for entry in self._source.layers[index] if len(entry.shape) == 2):
+            for entry in (entry for entry in self._source.layers[index] if entry.linear):
                 module = entry.name.removesuffix(".weight")
                 parts = {name: held[f"{module}.{name}"] for name in method.parts if f"{module}.{name}" in held}
                 weight = method.weight(module, parts)
@@ -160,9 +166,16 @@ class _Run:
         before = sum(math.prod(entry.shape) * self._dtype.itemsize for stack in stacks for entry in stack.weights)
         named = tuple(f"{entry.name.removesuffix('.weight')}." for stack in stacks for entry in stack.weights)
         after = sum(x.nbytes for name, x in written.items() if name.startswith(named) and not name.endswith(".bias"))
-        self._output.write_layer(
-            written, {"error": error, "linears": result.errors, "bytes_before": before, "bytes_after": after}
-        )
+        record = {"error": error, "linears": result.errors, "bytes_before": before, "bytes_after": after}
+        self._output.write_layer(written, record | {"to_nearest": result.to_nearest})
+        if result.to_nearest:
+            logger.warning(
+                "layer %d: %d linear layers of experts saw fewer tokens than they have inputs and were rounded to "
+                "nearest: %s",
+                index,
+                len(result.to_nearest),
+                ", ".join(f"{name} ({count})" for name, count in result.to_nearest.items()),
+            )
         return error
 
     def _written(self, tensors: Mapping[str, torch.Tensor], result: LayerResult) -> dict[str, torch.Tensor]:
@@ -179,7 +192,10 @@ class _Run:
         config = dict(self._config)
         config.pop("torch_dtype", None)
         config["dtype"] = str(self._dtype).removeprefix("torch.")
-        config["quantization_config"] = self._options.quantization_config()
+        routers = [entry.name for layer in self._source.layers for entry in layer if is_router(entry.inner)]
+        config["quantization_config"] = self._options.quantization_config(
+            [name.removesuffix(".weight") for name in routers]
+        )
         return config
 
     def _report(self, resumed: int, seconds: float) -> Report:
@@ -195,6 +211,7 @@ class _Run:
             bytes_before=sum(record["bytes_before"] for record in done),
             bytes_after=sum(record["bytes_after"] for record in done),
             seconds=seconds,
+            to_nearest={name: count for record in done for name, count in record["to_nearest"].items()},
         )
 
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import torch
 
 from qiao.errors import ModelError
-from qiao.layers.mlp import MlpSpec
 from qiao.loading import WeightStore
 from qiao.models.decoder import BUFFERS
 from qiao.models.spec import DecoderSpec
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_ROUTER = re.compile(r"\.mlp\.(gate|shared_expert_gate)(\.weight)?$")
+_EXPERT = re.compile(r"\.mlp\.experts\.\d+\.")
+_ALL_EXPERTS = re.compile(r"\.experts\.(gate_up_proj|down_proj)$")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 """Names of ``Decoder``; a tied checkpoint may hold only one of the two."""
 
@@ -28,6 +30,12 @@ class Entry:
     inner: str
     shape: tuple[int, ...]
     order: torch.Tensor | None
+
+    @property
+    def linear(self) -> bool:
+        """Whether it is a weight to round: a matrix, but not the router of a mixture of experts, whose choices turn on
+        small differences and which is small itself."""
+        return len(self.shape) == 2 and not is_router(self.inner)
 
     def into(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` in the checkpoint's order of rows, in ``Decoder``'s."""
@@ -47,6 +55,16 @@ class Stack:
     biases: tuple[Entry, ...]
 
 
+def is_router(name: str) -> bool:
+    """Whether ``name`` of ``Decoder`` chooses or weighs experts."""
+    return _ROUTER.search(name) is not None
+
+
+def is_expert(name: str) -> bool:
+    """Whether ``name`` of ``Decoder`` belongs to an expert that only some tokens visit."""
+    return _EXPERT.search(name) is not None
+
+
 def join(entries: Sequence[Entry], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The checkpoint's ``tensors`` of ``entries`` as one, in ``Decoder``'s order of rows."""
     return torch.cat([entry.into(tensors[entry.name]) for entry in entries])
@@ -61,13 +79,12 @@ def part(entries: Sequence[Entry], joined: torch.Tensor) -> dict[str, torch.Tens
 class Source:
     """The tensors of ``store`` for ``spec``: ``layers`` by index, and the ``rest``.
 
-    Raises ``ModelError`` by name for what cannot be quantized: mixtures of experts, and tensors of other models beside
-    the text model.
+    Raises ``ModelError`` by name for what cannot be quantized: tensors of other models beside the text model, and all
+    experts in one tensor.
     """
 
     def __init__(self, store: WeightStore, spec: DecoderSpec) -> None:
         self._store, self.spec = store, spec
-        _refuse_experts(spec)
         self.layers: list[list[Entry]] = [[] for _ in spec.layers]
         self.rest: list[Entry] = []
         for name, shape in store.shapes.items():
@@ -83,6 +100,11 @@ class Source:
             self.layers[int(found[1])].append(entry)
 
     def _entry(self, name: str, shape: tuple[int, ...]) -> Entry:
+        if _ALL_EXPERTS.search(name):
+            raise ModelError(
+                f"tensor {name} holds all experts of its layer, and each is rounded by itself: take a checkpoint with "
+                "one tensor for each expert, as transformers' save_pretrained writes it"
+            )
         rows = torch.arange(shape[0] if shape else 1)
         found = list(self.spec.translate(name, rows.view(-1, *(1 for _ in shape[1:]))))
         if len(found) != 1:
@@ -132,12 +154,3 @@ class Source:
     def inner(self, index: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """``tensors`` of a layer under the names of ``Decoder`` and in its order of rows."""
         return {entry.inner: entry.into(tensors[entry.name]) for entry in self.layers[index]}
-
-
-def _refuse_experts(spec: DecoderSpec) -> None:
-    first = next((i for i, layer in enumerate(spec.layers) if not isinstance(layer.mlp, MlpSpec)), None)
-    if first is not None:
-        raise ModelError(
-            f"layer {first} of {spec.architecture} is a mixture of experts (model.layers.{first}.mlp.experts), which "
-            "qiao quantize does not do yet: take a checkpoint that is quantized already"
-        )

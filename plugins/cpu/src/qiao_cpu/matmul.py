@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from qiao.contract import PackedWeight, WeightInfo, hookimpl
+from torch.nn import functional
 
 from qiao_cpu import native
 
@@ -112,11 +113,15 @@ def pack_weight(scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightIn
     if scheme == "dense":
         kept = weight if weight.dtype in native.TYPES else weight.float()
         return PackedWeight(scheme, info, Packed(scheme, info, {"weight": _in_strips(kept)}))
+    if "input_scale" in tensors:
+        weight = functional.pad(weight, (0, 1))
     data = _pack_int4(weight.to(torch.uint8)) if scheme == "w4a16" else _pack_int8(weight.to(torch.int8))
     block = _rounded_block(scheme, info, tensors["scale"].shape[1])
     data |= _scales(tensors, info, block > 0) | {"block": torch.tensor(block)}
     if "perm" in tensors:
         data["perm"] = tensors["perm"].long()
+    if "input_scale" in tensors:
+        data["input_scale"] = tensors["input_scale"].float()
     return PackedWeight(scheme, info, Packed(scheme, info, data))
 
 
@@ -127,6 +132,7 @@ class Packed(dict[str, torch.Tensor]):
         super().__init__(tensors)
         self.record = _record(scheme, info, tensors)
         self.strip, self.perm = tensors["weight"].shape[2], tensors.get("perm")
+        self.input_scale = tensors.get("input_scale")
         self.stacks: list[tuple[Sequence[PackedWeight], Any]] = []
         """Of the first of a layer's experts: all of them, and an array of their records."""
 
@@ -137,11 +143,12 @@ def _record(scheme: str, info: WeightInfo, tensors: Mapping[str, torch.Tensor]) 
         storage = native.TYPES[tensors["weight"].dtype]
         return native.Weight(info.in_features, info.out_features, _DENSE, storage, group=1, **pointers)
     groups, size = tensors["scale"].shape[1], info.group_size
-    group = info.in_features if groups == 1 else size if size > 0 else -(-info.in_features // groups)
+    inputs = info.in_features + ("input_scale" in tensors)
+    group = inputs if groups == 1 else size if size > 0 else -(-info.in_features // groups)
     if "shift" in tensors:
         pointers["zero"] = tensors["shift"].data_ptr()
     return native.Weight(
-        info.in_features,
+        inputs,
         info.out_features,
         _INT4 if scheme == "w4a16" else _INT8,
         0,
@@ -162,6 +169,8 @@ def matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     if not isinstance(data, Packed):  # the core made a new mapping of the tensors
         data = Packed(weight.scheme, info, data)
     assert data.strip == native.strip(), f"{info.name} was packed for another instruction set"
+    if data.input_scale is not None and x.shape[1] == info.in_features:
+        return _by_static_step(x, weight, data.input_scale, bias)
     if data.perm is not None:
         x = x.index_select(1, data.perm)
     elif x.stride(-1) != 1:
@@ -175,6 +184,21 @@ def matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
     status = native.matmul(data.record, x.data_ptr(), x.stride(0), kind, rows, bias_data, bias_type, out.data_ptr())
     native.check(status)
     return out
+
+
+def _by_static_step(
+    x: torch.Tensor, weight: PackedWeight, step: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The kernel's step of a row is its largest value over 127. One input more, whose weights are 0, makes it ``step``.
+
+    Values below -127 steps, which have the code -128, leave one step over that is multiplied by itself; they are rare.
+    """
+    wide, one = x.float(), step.expand(x.shape[0], 1)
+    out = matmul(torch.cat((wide.clamp(min=-127 * step, max=127 * step), 127 * one), 1), weight, bias)
+    below = (wide / step).round() < -127
+    if bool(below.any()):
+        out -= matmul(torch.cat((below * step, one), 1), weight, None)
+    return out.to(x.dtype)
 
 
 @hookimpl

@@ -12,7 +12,7 @@ _BLOCK = 1 << 24
 """Most weight elements that are dequantized at once (64 MiB of float32)."""
 
 _EXACT_TERMS = 1024
-"""127 * 128 * 1024 < 2^24: a float32 sum of so many int8 products is exact in any order."""
+"""128 * 128 * 1024 = 2^24: a float32 sum of so many int8 products is exact in any order."""
 
 
 def _pack_nibbles(weight: torch.Tensor) -> torch.Tensor:
@@ -41,6 +41,8 @@ def pack_weight(scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightIn
         data["zero"] = tensors["zero"].float()
     if "perm" in tensors:
         data["perm"] = tensors["perm"].long()
+    if "input_scale" in tensors:
+        data["input_scale"] = tensors["input_scale"].float()
     return PackedWeight(scheme, info, {k: v.to(device) for k, v in data.items()})
 
 
@@ -71,11 +73,18 @@ def _weight_only(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
 
 
 def _int8_product(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """Activations to int8 per token: ``round(x / s)`` with ``s = max|x| / 127``; then an exact integer product."""
+    """Activations to int8, then an exact integer product.
+
+    Per token: ``round(x / s)`` with ``s = max|x| / 127``; or with the weight's static ``s``, limited to -128..127.
+    """
     wide = x.float()
-    step = wide.abs().amax(1, keepdim=True) / 127
-    step = torch.where(step > 0, step, 1.0)
-    codes = (wide / step).round_().clamp_(-127, 127)
+    if "input_scale" in weight.data:
+        step = weight.data["input_scale"]
+        codes = (wide / step).round_().clamp_(-128, 127)
+    else:
+        step = wide.abs().amax(1, keepdim=True) / 127
+        step = torch.where(step > 0, step, 1.0)
+        codes = (wide / step).round_().clamp_(-127, 127)
     total = torch.zeros(x.shape[0], weight.info.out_features, dtype=torch.float64)
     for start in range(0, weight.info.in_features, _EXACT_TERMS):
         part = slice(start, start + _EXACT_TERMS)

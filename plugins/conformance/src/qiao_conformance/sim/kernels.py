@@ -106,6 +106,9 @@ def product(
         largest = wide.abs().amax(dim=1, keepdim=True)
         step = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
         codes = torch.round(wide / step).clamp(-127, 127).to(torch.int32)
+        if "input_scale" in data:
+            step = data["input_scale"]
+            codes = torch.round(wide / step).clamp(-128, 127).to(torch.int32)
         whole = codes.double() @ data["weight"].double().T  # integers below 2^53: exact
         out = (whole * step.double() * data["scale"].double().T).float()
     else:
