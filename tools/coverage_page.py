@@ -21,6 +21,7 @@ LEVELS = {
 }
 """Strongest first, as ``qiao_conformance.coverage`` has them."""
 
+_RESOURCES = ("shared", "registers", "spilled")
 _OWN = ("reference", "cpu", "sim")
 
 Document = Mapping[str, Any]
@@ -94,11 +95,21 @@ def _section(document: Document) -> str:
     facts += [
         (name.replace("_", " "), *(_limit(chip["limits"].get(name)) for chip in chips.values())) for name in limits
     ]
+    if any("kernels" in chip for chip in chips.values()):
+        facts.append(("kernels", *(_taken(chip.get("kernels")) for chip in chips.values())))
     rows = [(f"`{name}`", *(_cell(chip["operators"].get(name)) for chip in chips.values())) for name in CATALOG]
     known = [row for row in rows if any(cell != "-" for cell in row[1:])]
     lacking = ", ".join(row[0] for row in rows if row not in known)
     end = f"\nNot there: {lacking}.\n" if lacking else ""
     return heading + table(("", *chips), facts) + "\n" + table(("operator", *chips), known) + end
+
+
+def _taken(kernels: Mapping[str, Any] | None) -> str:
+    """Of shared memory and registers what the kernel takes that takes the most, and the bound."""
+    if kernels is None:
+        return ""
+    shared, registers, spilled = (f"{most:,} of {bound:,}" for most, bound in (kernels[k] for k in _RESOURCES))
+    return f"{kernels['compiled']}: at most {shared} bytes shared, {registers} registers, {spilled} spilled"
 
 
 def _limit(value: Any) -> str:

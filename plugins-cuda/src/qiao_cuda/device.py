@@ -1,12 +1,10 @@
-"""Device family, on torch.cuda."""
+"""What of the device family is NVIDIA's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from qiao.contract import Capabilities, DeviceInfo, MemoryInfo, hookimpl
-from qiao_triton import graphs
+from qiao.contract import Capabilities, DeviceInfo, hookimpl
 
 from qiao_cuda import _nvml, _sdk
 from qiao_cuda.chips import capabilities_of, chip_of
@@ -54,33 +52,6 @@ def capabilities(chip: str) -> Capabilities:
 
 
 @hookimpl
-def memory_info(device: str) -> MemoryInfo:
-    """As the driver has it, which counts what other processes hold; torch's cache of freed memory counts as free."""
-    cuda = _sdk.runtime()
-    free, total = cuda.mem_get_info(device)
-    kept = cuda.memory_reserved(device) - cuda.memory_allocated(device)
-    return MemoryInfo(min(int(total), int(free) + int(kept)), int(total))
-
-
-@hookimpl
-def synchronize(device: str) -> None:
-    """A late fault raises here."""
-    _sdk.runtime().synchronize(device)
-
-
-@hookimpl
 def utilization(device: str) -> float:
     """By NVML; raises ``RuntimeError`` where that cannot tell."""
     return _nvml.busy(str(_sdk.runtime().get_device_properties(device).uuid))
-
-
-@hookimpl
-def capture(function: Callable[..., Any], example: tuple[Any, ...], device: str) -> Callable[[], Any]:
-    """A CUDA graph."""
-    return graphs.record(function, example, device)
-
-
-@hookimpl
-def collective_backend() -> str:
-    """NVIDIA's own."""
-    return "nccl"

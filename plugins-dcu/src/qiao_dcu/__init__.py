@@ -13,16 +13,13 @@ from qiao_triton.fused import (
     route_experts,
     silu_mul,
 )
+from qiao_triton.gpu import capture, collective_backend, memory_info, synchronize
 from qiao_triton.matmul import expert_matmul, matmul
 from qiao_triton.sampling import apply_penalties, sample
 
 from qiao_dcu.device import (
     capabilities,
-    capture,
-    collective_backend,
-    memory_info,
     probe_devices,
-    synchronize,
     utilization,
 )
 from qiao_dcu.loading import pack_weight, swap_blocks

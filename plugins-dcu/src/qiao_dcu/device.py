@@ -1,13 +1,11 @@
-"""Device family, on torch built for DTK."""
+"""What of the device family is Hygon's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from qiao.contract import Capabilities, DeviceInfo, MemoryInfo, hookimpl
-from qiao_triton import graphs
+from qiao.contract import Capabilities, DeviceInfo, hookimpl
 
 from qiao_dcu import _sdk, identify
 from qiao_dcu.chips import capabilities_of, profile_of
@@ -65,21 +63,6 @@ def capabilities(chip: str) -> Capabilities:
 
 
 @hookimpl
-def memory_info(device: str) -> MemoryInfo:
-    """As the driver has it; torch's cache of freed memory counts as free."""
-    hip = _sdk.runtime()
-    free, total = hip.mem_get_info(device)
-    kept = hip.memory_reserved(device) - hip.memory_allocated(device)
-    return MemoryInfo(min(int(total), int(free) + int(kept)), int(total))
-
-
-@hookimpl
-def synchronize(device: str) -> None:
-    """A late fault raises here."""
-    _sdk.runtime().synchronize(device)
-
-
-@hookimpl
 def utilization(device: str) -> float:
     """By hy-smi, which counts all cards: raises ``RuntimeError`` where it is missing or does not show this one."""
     return busy(_sdk.monitor("--showuse"), torch.device(device).index or 0)
@@ -93,15 +76,3 @@ def busy(report: Any, index: int) -> float:
         return min(1.0, max(0.0, float(str(value).rstrip("%")) / 100))
     except ValueError:
         raise RuntimeError(f"hy-smi shows no use of card {index}") from None
-
-
-@hookimpl
-def capture(function: Callable[..., Any], example: tuple[Any, ...], device: str) -> Callable[[], Any]:
-    """A HIP graph."""
-    return graphs.record(function, example, device)
-
-
-@hookimpl
-def collective_backend() -> str:
-    """RCCL, which torch calls by the name of what it replaces."""
-    return "nccl"

@@ -113,6 +113,18 @@ def test_the_archive_holds_nothing_private(tmp_path, monkeypatch):
     assert "driver 1.2" in told["evidence"]
 
 
+def test_a_hook_that_was_there_in_another_way_has_its_own_level():
+    assert coverage.read_levels("device") == ("device", {})
+    assert coverage.read_levels("interpreted,capture=stand-in") == ("interpreted", {"capture": "stand-in"})
+    for text, said in (("interpreted,capture", "'' is none of"), ("none", "'none' is"), ("device,x=device", "no hook x")):
+        with pytest.raises(ValueError, match=said):
+            coverage.read_levels(text)
+    tallies = {name: coverage.Tally(2, 2) for name in ("sample", "capture")}
+    entry = coverage.chip_entry(find("reference"), tallies, "interpreted,capture=stand-in", "2026-01-31")
+    levels = {name: operator["level"] for name, operator in entry["operators"].items()}
+    assert levels == {"sample": "interpreted", "capture": "stand-in"} and entry["level"] == "interpreted"
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "qiao", "conformance", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

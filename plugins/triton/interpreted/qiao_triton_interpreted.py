@@ -6,13 +6,15 @@ Needs ``TRITON_INTERPRET=1`` in the environment before Triton is imported.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
+from typing import Any
 
 import psutil
 import torch
 from qiao.contract import Capabilities, DeviceInfo, KVCache, MemoryInfo, hookimpl
-from qiao_triton import cache, limits
+from qiao_triton import cache, graphs, limits
 from qiao_triton.architectures import INTERPRETER
 from qiao_triton.attention import attention, decode_attention
 from qiao_triton.cache import copy_blocks, swap_blocks, write_kv
@@ -29,6 +31,7 @@ from qiao_triton.fused import (
 )
 from qiao_triton.matmul import expert_matmul, matmul, pack_weight
 from qiao_triton.sampling import apply_penalties, sample
+from qiao_triton_host_graphs import Driver
 
 __all__ = [
     "add_rms_norm",
@@ -37,6 +40,7 @@ __all__ = [
     "attention",
     "cap_logits",
     "capabilities",
+    "capture",
     "combine_experts",
     "copy_blocks",
     "decode_attention",
@@ -84,6 +88,16 @@ def memory_info(device: str) -> MemoryInfo:
 @hookimpl
 def synchronize(device: str) -> None:
     """Nothing runs behind."""
+
+
+_DRIVER = Driver()
+
+
+@hookimpl
+def capture(function: Callable[..., Any], example: tuple[Any, ...], device: str) -> Callable[[], Any]:
+    """The library's own recording, over graphs that are a stand-in on the host."""
+    with _DRIVER.there():
+        return graphs.record(function, example, device)
 
 
 @hookimpl

@@ -21,7 +21,11 @@ def conformance(
     device: Annotated[str, typer.Argument(help="Plugin, or one device of it as NAME:INDEX.")],
     level: Annotated[
         str,
-        typer.Option("--level", help="How the device is there: device, vendor-host, compiled, interpreted, stand-in."),
+        typer.Option(
+            "--level",
+            help="How the device is there: device, vendor-host, compiled, interpreted, stand-in; after a comma HOOK=LEVEL "
+            "where a hook is there in another way.",
+        ),
     ] = "device",
     select: Annotated[str, typer.Option("--select", help="Only checks whose names match, as pytest's -k.")] = "",
     examples: Annotated[int, typer.Option("--examples", min=1, help="Drawn cases for each hook.")] = 25,

@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     """The options, the same as those of ``qiao conformance``."""
     made = argparse.ArgumentParser(prog="qiao conformance", description=__doc__)
     made.add_argument("device")
-    made.add_argument("--level", default="device", choices=coverage.LEVELS[:-1])
+    made.add_argument("--level", default="device", help="and HOOK=LEVEL after a comma where a hook is there otherwise")
     made.add_argument("--select", default="", help="as pytest's -k")
     made.add_argument("--examples", type=int, default=EXAMPLES)
     made.add_argument("--performance", action="store_true")
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if watcher.config is None or status in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR):
             return 2
         results, target = pytest_plugin.results_of(watcher.config), target_of(watcher.config)
-        run = results.as_dict(target, options.level)
+        run = results.as_dict(target, coverage.read_levels(options.level)[0])
         made = json.loads(file.read_text(encoding="utf-8")) if file.exists() and not results.partial else None
     if options.report:
         report.pack(options.report, run, made)

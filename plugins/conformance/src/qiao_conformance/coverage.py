@@ -40,6 +40,21 @@ _EVERYTHING = Capabilities(
 )
 
 
+def read_levels(text: str) -> tuple[str, dict[str, str]]:
+    """``interpreted,capture=stand-in``: the level of a run, and of hooks that were there in another way.
+
+    Raises ``ValueError`` where a level or a hook is none.
+    """
+    level, *others = text.split(",")
+    apart = dict(other.partition("=")[::2] for other in others)
+    for word in (level, *apart.values()):
+        if word not in LEVELS[:-1]:
+            raise ValueError(f"{word!r} is none of {', '.join(LEVELS[:-1])}")
+    if unknown := sorted(set(apart) - set(CATALOG)):
+        raise ValueError(f"there is no hook {', '.join(unknown)}")
+    return level, apart
+
+
 @dataclass
 class Tally:
     """Checks of one operator: how many there were, which dtypes passed all of theirs, and what failed.
@@ -90,12 +105,13 @@ def contract() -> str:
     return ".".join(str(n) for n in CONTRACT_VERSION)
 
 
-def chip_entry(target: Target, tallies: Mapping[str, Tally], level: str, date: str) -> dict[str, Any]:
+def chip_entry(target: Target, tallies: Mapping[str, Tally], levels: str, date: str) -> dict[str, Any]:
     """What a whole run on ``target`` found: SDK, limits that the plugin declares, and each operator.
 
-    ``level`` is one of ``LEVELS``; an operator that no check has called, or of which one failed, gets ``none``.
-    ``date`` is ISO's.
+    ``levels`` as ``read_levels`` takes them; an operator that no check has called, or of which one failed, gets
+    ``none``. ``date`` is ISO's.
     """
+    level, apart = read_levels(levels)
     facts = target.capabilities
     limits = {
         "dtypes": list(facts.dtypes),
@@ -109,7 +125,7 @@ def chip_entry(target: Target, tallies: Mapping[str, Tally], level: str, date: s
     }
     operators = {
         name: {
-            "level": level if tally.calls and not tally.failed else "none",
+            "level": apart.get(name, level) if tally.calls and not tally.failed else "none",
             "dtypes": sorted(d for d, passed in tally.dtypes.items() if passed),
             "checks": tally.checks,
             "failed": len(tally.failed),

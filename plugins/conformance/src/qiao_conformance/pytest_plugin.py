@@ -24,7 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--qiao-examples", type=int, default=25, metavar="N", help="drawn cases for each hook (25)")
     group.addoption("--qiao-performance", action="store_true", help="measure each hook as well")
     group.addoption("--qiao-coverage", metavar="FILE", default=None, help="write what holds to this coverage.json")
-    text = "how the device is there: device (the usual), vendor-host, compiled, interpreted, stand-in"
+    text = "how the device is there: device (the usual), vendor-host, compiled, interpreted, stand-in; after a comma "
+    text += "HOOK=LEVEL where a hook was there in another way"
     group.addoption("--qiao-level", metavar="LEVEL", default="device", help=text)
 
 
@@ -32,11 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Adds the kit to what is collected; it replaces the project's own default paths."""
     if not config.getoption(_OPTION):
         return
-    from qiao_conformance.coverage import LEVELS
+    from qiao_conformance.coverage import read_levels
 
-    level = config.getoption("--qiao-level")
-    if level not in LEVELS[:-1]:
-        raise pytest.UsageError(f"--qiao-level: {level!r} is none of {', '.join(LEVELS[:-1])}")
+    try:
+        read_levels(config.getoption("--qiao-level"))
+    except ValueError as error:
+        raise pytest.UsageError(f"--qiao-level: {error}") from error
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args.clear()
     for name in _KIT if config.getoption("--qiao-performance") else _KIT[:1]:

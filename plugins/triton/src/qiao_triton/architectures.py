@@ -104,7 +104,7 @@ def of_index(index: int) -> Architecture:
 def attention_tile(arch: Architecture, head_dim: int, wide: bool, many: bool) -> Tile:
     """For heads of ``head_dim`` (a power of two); ``wide`` computes in float32; ``many`` queries share a program."""
     if arch.family == "interpreter":
-        return Tile(16, 16, head_dim)
+        return Tile(32, 32, head_dim)
     columns = 16 if wide or head_dim > 128 else 32
     if arch.family == "hip" and not arch.matrix:  # a lane holds whole rows of its operands
         return Tile(8 if wide else 16, 16, head_dim, warps=4, stages=1)
@@ -120,9 +120,9 @@ def attention_tile(arch: Architecture, head_dim: int, wide: bool, many: bool) ->
 def product_tile(arch: Architecture, tokens: int, wide: bool, depth: int = 64) -> Tile:
     """For the product of ``tokens`` rows with a packed weight; ``depth`` is the most that one group allows."""
     if arch.family == "interpreter":
-        return Tile(16, 32, min(32, depth))
+        return Tile(16, 32, min(64, depth))
     rows = 16 if tokens <= 16 or wide or not arch.matrix else 32 if tokens <= 32 else 64
-    depth = min(depth, 32 if wide or not arch.matrix else 64)
+    depth = 32 if wide or not arch.matrix else depth
     stages = 1 if arch.family == "hip" or wide else 3
     return Tile(rows, 32 if wide or not arch.matrix else 64, depth, warps=4, stages=stages)
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from qiao.contract import AttentionMetadata, KVCache, hookimpl
 
-from qiao_triton.architectures import Architecture, Tile, attention_tile, parts
+from qiao_triton.architectures import Architecture, Tile, attention_tile, lanes_for, parts
 from qiao_triton.cache import cache_arguments, cache_constants, last_contiguous
 from qiao_triton.launch import architecture_of, launch, power_of_two, wide
 
-MOST_PARTS = 16
-"""Of a decode's context; a part is no shorter than ``SHORTEST`` tokens of the longest context that there can be."""
+MOST_PARTS = 64
+"""Of a decode's context, for models of few key heads; a part is no shorter than ``SHORTEST`` tokens of the longest context that there can be."""
 
 SHORTEST = 256
 _NO_WINDOW = 1 << 30
@@ -94,5 +94,6 @@ def decode_attention(
     launch("attention.attend_part", (rows, kv_heads, count), arguments, constants, tile.warps, _stages(tile, constants))
     if count > 1:
         joined = {"out": out, "partial": partial, "stats": stats, "o_token": out.stride(0), "o_head": out.stride(1)}
-        launch("attention.join", (rows, heads), joined, {"PARTS": count, "D": dim, "WIDTH": constants["WIDTH"]}, 2)
+        sizes = {"PARTS": count, "D": dim, "WIDTH": constants["WIDTH"]}
+        launch("attention.join", (rows, heads), joined, sizes, lanes_for(arch, count * constants["WIDTH"]))
     return out

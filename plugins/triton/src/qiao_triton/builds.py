@@ -5,8 +5,10 @@ So what is compiled without a device is what is started on one, constants and si
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,16 @@ from qiao_triton.launch import Launch, recording
 
 _HEADS, _KV_HEADS, _HIDDEN, _FEED, _VOCABULARY = 32, 8, 4096, 14336, 128_256
 _BLOCK, _BLOCKS, _OUT = 16, 2, 1024
+
+
+_WITHOUT_KERNELS = ("gpu.py", "graphs.py", "pci.py", "limits.py")
+
+
+def sources() -> str:
+    """A digest of all that decides what is compiled and how it is judged; with another one it has to be done again."""
+    folder = Path(__file__).parent
+    files = sorted(path for path in folder.rglob("*.py") if path.name not in _WITHOUT_KERNELS)
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +124,8 @@ def packed(scheme: str, groups: int, zero: bool, kept: torch.dtype = torch.float
     data = {"weight": torch.empty(rows, _OUT, dtype=kind), "scale": torch.empty(groups, _OUT, dtype=kept)}
     if zero:
         data["zero"] = torch.empty(groups, _OUT, dtype=kept)
+    if scheme == "w8a8":
+        data["weight"] = torch.empty(_OUT, _HIDDEN, dtype=kind)
     if scheme == "dense":
         data = {"weight": torch.empty(_OUT, _HIDDEN, dtype=kept)}
     info = WeightInfo("w", _HIDDEN, _OUT, group_size=-1 if groups == 1 else _HIDDEN // groups)
@@ -138,8 +152,10 @@ def _products(dtype: torch.dtype) -> Calls:
             yield "matmul", f"{label}-{tokens}tokens", lambda arguments=arguments: matmul.matmul(*arguments)
     for scheme, groups, zero in (("dense", 1, False), *_FORMATS[::2], _FORMATS[5]):
         weights = tuple(packed(scheme, groups, zero, dtype if scheme == "dense" else torch.float16) for _ in range(2))
-        arguments = (torch.empty(8, _HIDDEN, dtype=dtype), weights, torch.zeros(8, dtype=torch.int64))
-        yield "expert_matmul", f"{scheme}-{groups}groups", lambda given=arguments: matmul.expert_matmul(*given)
+        for tokens in (8, 1024) if scheme in ("dense", "w4a16") else (8,):
+            arguments = (torch.empty(tokens, _HIDDEN, dtype=dtype), weights, torch.zeros(tokens, dtype=torch.int64))
+            label = f"{scheme}-{groups}groups-{tokens}tokens"
+            yield "expert_matmul", label, lambda given=arguments: matmul.expert_matmul(*given)
 
 
 def _logits(dtype: torch.dtype) -> Calls:

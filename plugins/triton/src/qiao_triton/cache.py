@@ -75,7 +75,7 @@ def rows_together(arch: Architecture, dim: int, rows: int) -> int:
 
     More in the interpreter, where a program costs and numbers do not.
     """
-    numbers = 8192 if arch.family == "interpreter" else 1024
+    numbers = 32768 if arch.family == "interpreter" else 1024
     return min(power_of_two(rows), max(1, numbers // power_of_two(dim)))
 
 

@@ -39,7 +39,10 @@ MOST_SPILLED = {("gfx906", "float32"): 48}
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one compiled kernel takes, and ``faults``, the bounds that it breaks. ``seconds`` to compile it."""
+    """What one compiled kernel takes, and ``faults``, the bounds that it breaks. ``seconds`` to compile it.
+
+    ``bounds`` are those of ``shared`` (bytes), ``registers`` (of a lane) and ``spilled`` (as ``MOST_SPILLED`` counts).
+    """
 
     architecture: str
     hook: str
@@ -49,6 +52,7 @@ class Taken:
     shared: int
     registers: int
     spilled: int
+    bounds: tuple[int, int, int]
     seconds: float
     faults: tuple[str, ...]
 
@@ -111,29 +115,31 @@ def _hip_usage(assembly: str) -> tuple[int, int]:
     return largest("vgpr_count"), largest("vgpr_spill_count")
 
 
+def bounds_of(arch: Architecture, dtype: str) -> tuple[int, int, int]:
+    """Of shared memory, registers and spills, for kernels over activations of ``dtype``."""
+    most = MOST_VECTOR_REGISTERS.get(arch.name, 256) if arch.family == "hip" else MOST_REGISTERS
+    return arch.shared, most, MOST_SPILLED.get((arch.name, dtype), 0)
+
+
 def compile_one(arch: Architecture, build: Build) -> Taken:
     """Compile ``build`` for ``arch``. A kernel that does not compile is a fault too."""
     start, launch = time.monotonic(), build.launch
     named = (arch.name, build.hook, build.dtype, build.label, launch.kernel.__name__)
+    bounds = bounds_of(arch, build.dtype)
     try:
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
         made: Any = triton.compile(source(build), target=_target(arch), options=options)
     except Exception as error:  # whatever the compiler raises is what is wrong with the kernel
-        return Taken(*named, 0, 0, 0, time.monotonic() - start, (f"{type(error).__name__}: {error}"[:500],))
+        return Taken(*named, 0, 0, 0, bounds, time.monotonic() - start, (f"{type(error).__name__}: {error}"[:500],))
     hip = arch.family == "hip"
     registers, spilled = _hip_usage(made.asm["amdgcn"]) if hip else _cuda_usage(made.asm["cubin"])
-    most = MOST_VECTOR_REGISTERS.get(arch.name, 256) if hip else MOST_REGISTERS
+    taken = (made.metadata.shared, registers, spilled)
     faults = [
         f"{what} {value} above {bound}"
-        for what, value, bound in (
-            ("shared memory", made.metadata.shared, arch.shared),
-            ("registers", registers, most),
-            ("spilled", spilled, MOST_SPILLED.get((arch.name, build.dtype), 0)),
-        )
+        for what, value, bound in zip(("shared memory", "registers", "spilled"), taken, bounds, strict=True)
         if value > bound
     ]
-    taken = (made.metadata.shared, registers, spilled)
-    return Taken(*named, *taken, round(time.monotonic() - start, 2), tuple(faults))
+    return Taken(*named, *taken, bounds, round(time.monotonic() - start, 2), tuple(faults))
 
 
 def _some(name: str, dtype: str, share: int, shares: int, only: str) -> list[Taken]:

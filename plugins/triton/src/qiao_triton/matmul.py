@@ -60,7 +60,7 @@ def _zeros(scheme: str, zero: torch.Tensor | None) -> torch.Tensor | None:
 
 @hookimpl
 def pack_weight(scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightInfo, device: str) -> PackedWeight:
-    """Codes [I, O], scales and zeros [groups, O] in the narrowest exact type; made on the host, then copied once."""
+    """Codes [I, O], ``w8a8`` [O, I], scales and zeros [groups, O] in the narrowest exact type; copied once."""
     weight = tensors["weight"]
     if tuple(weight.shape) != (info.out_features, info.in_features):
         raise ValueError(f"{info.name}: weight {tuple(weight.shape)} is not [{info.out_features}, {info.in_features}]")
@@ -72,6 +72,8 @@ def pack_weight(scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightIn
         data = {"weight": _nibbles(weight)}
     elif scheme == "fp8":
         data = {"weight": weight.view(torch.uint8).T.contiguous()}
+    elif scheme == "w8a8":  # products of int8 take both operands along the sum, and nothing turns bytes on the way
+        data = {"weight": weight.contiguous()}
     else:
         data = {"weight": weight.T.contiguous()}
     scale = tensors["scale"].float()
@@ -97,7 +99,9 @@ def _format(weight: PackedWeight, arch: Architecture, tile: Tile) -> dict[str, A
 
 
 def _depth(weight: PackedWeight) -> int:
-    """The deepest tile that keeps within one group where that is possible at all."""
+    """The deepest tile that keeps within one group where that is possible at all; bytes are half as wide."""
+    if weight.scheme == "w8a8":
+        return 128
     groups = weight.data["scale"].shape[0] if "scale" in weight.data else 1
     size = weight.info.group_size
     return 32 if groups > 1 and size > 0 and size % 64 else 64
@@ -105,7 +109,7 @@ def _depth(weight: PackedWeight) -> int:
 
 def _strides(weight: PackedWeight) -> dict[str, int]:
     stored = weight.data["weight"]
-    depth, out = stored.stride()[::-1] if weight.scheme == "dense" else stored.stride()
+    depth, out = stored.stride()[::-1] if weight.scheme in ("dense", "w8a8") else stored.stride()
     group = weight.data["scale"].stride(0) if "scale" in weight.data else 0
     return {"w_depth": depth, "w_out": out, "s_group": group, "rows": stored.shape[0]}
 
@@ -207,7 +211,8 @@ def expert_matmul(x: torch.Tensor, weights: Sequence[PackedWeight], experts: tor
     first = PackedWeight(weights[0].scheme, weights[0].info, stack.data[0])
     x, info = last_contiguous(x), first.info
     tokens, count = x.shape[0], len(weights)
-    tile = product_tile(arch, min(tokens, 16), wide(arch, dtype) and first.scheme != "w8a8", _depth(first))
+    each = -(-tokens // count)  # as if every expert had as many
+    tile = product_tile(arch, each, wide(arch, dtype) and first.scheme != "w8a8", _depth(first))
     ordered, order = experts.sort(stable=True)
     starts = torch.searchsorted(ordered, torch.arange(count + 1, device=x.device)).int()
     constants = _format(first, arch, tile) | {"M": tile.rows, "N": tile.columns, "K": tile.depth}

@@ -1,8 +1,8 @@
 """Products with packed weights: dense, 8-bit, 4-bit and FP8 codes, 8-bit activations; one weight, or one of several.
 
-Weights lie [depth, O], so that neighbours in a warp read neighbours in memory. Four-bit codes lie in units of 32
-inputs: byte j of a unit holds input j in its low half and input 16 + j in its high half, so that a tile needs no
-shuffle.
+Weights lie [depth, O], so that neighbours in a warp read neighbours in memory; dense ones and those of KIND 4 lie
+[O, depth]. Four-bit codes lie in units of 32 inputs: byte j of a unit holds input j in its low half and input 16 + j in
+its high half, so that a tile needs no shuffle.
 
 ``KIND`` is 0 for floats as they are, 1 for int8 codes, 2 for 4-bit codes, 3 for the bytes of FP8 (e4m3), 4 where the
 activations are int8 codes too, and 5 where the chip has no products of those: a tile's sum of them in float32 is
