@@ -46,6 +46,7 @@ docs: setup ## rewrite the generated pages of docs/
 
 conformance: setup ## the conformance kit on every plugin here; renews their coverage files (a few minutes)
 	$(BIN)/python -m tools.conformance $(ARGS)
+	$(BIN)/python -m tools.kernels
 	$(BIN)/python -m tools.docs
 
 acceptance-vendors: setup ## the demo model served on each vendor's stand-in device, against the CPU's tokens

@@ -116,7 +116,8 @@ def test_the_archive_holds_nothing_private(tmp_path, monkeypatch):
 def test_a_hook_that_was_there_in_another_way_has_its_own_level():
     assert coverage.read_levels("device") == ("device", {})
     assert coverage.read_levels("interpreted,capture=stand-in") == ("interpreted", {"capture": "stand-in"})
-    for text, said in (("interpreted,capture", "'' is none of"), ("none", "'none' is"), ("device,x=device", "no hook x")):
+    wrong = (("interpreted,capture", "'' is none of"), ("none", "'none' is"), ("device,x=device", "no hook x"))
+    for text, said in wrong:
         with pytest.raises(ValueError, match=said):
             coverage.read_levels(text)
     tallies = {name: coverage.Tally(2, 2) for name in ("sample", "capture")}

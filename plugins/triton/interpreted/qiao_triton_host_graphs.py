@@ -1,8 +1,8 @@
 """CUDA graphs by torch's documented rules, on the host: what a stream would record is noted and replayed in order.
 
 So that ``qiao_triton.graphs`` runs without a device. Kernels are noted at their door, torch's operators by a dispatch
-mode. Held to: a warm-up on a side stream that waits for the current one and is waited for, and no value read on the host
-nor a wait while a stream records. Nothing is said about what a driver or an allocator does.
+mode. Held to: a warm-up on a side stream that waits for the current one and is waited for; no value read on the host
+and no wait while a stream records. Nothing is said about what a driver or an allocator does.
 """
 
 from __future__ import annotations

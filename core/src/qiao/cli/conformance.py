@@ -23,8 +23,8 @@ def conformance(
         str,
         typer.Option(
             "--level",
-            help="How the device is there: device, vendor-host, compiled, interpreted, stand-in; after a comma HOOK=LEVEL "
-            "where a hook is there in another way.",
+            help="How the device is there: device, vendor-host, compiled, interpreted, stand-in; after a comma "
+            "HOOK=LEVEL where a hook is there in another way.",
         ),
     ] = "device",
     select: Annotated[str, typer.Option("--select", help="Only checks whose names match, as pytest's -k.")] = "",

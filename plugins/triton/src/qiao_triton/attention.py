@@ -12,7 +12,10 @@ from qiao_triton.cache import cache_arguments, cache_constants, last_contiguous
 from qiao_triton.launch import architecture_of, launch, power_of_two, wide
 
 MOST_PARTS = 64
-"""Of a decode's context, for models of few key heads; a part is no shorter than ``SHORTEST`` tokens of the longest context that there can be."""
+"""Of a decode's context, for models of few key heads.
+
+A part is no shorter than ``SHORTEST`` tokens of the longest context that there can be.
+"""
 
 SHORTEST = 256
 _NO_WINDOW = 1 << 30
