@@ -101,8 +101,11 @@ def of_index(index: int) -> Architecture:
     return nearest(f"sm_{properties.major}{properties.minor}")
 
 
-def attention_tile(arch: Architecture, head_dim: int, wide: bool, many: bool) -> Tile:
-    """For heads of ``head_dim`` (a power of two); ``wide`` computes in float32; ``many`` queries share a program."""
+def attention_tile(arch: Architecture, head_dim: int, wide: bool, many: bool, codes: bool) -> Tile:
+    """For heads of ``head_dim`` (a power of two); ``wide`` computes in float32; ``many`` queries share a program.
+
+    ``codes`` says that the cache is int8.
+    """
     if arch.family == "interpreter":
         return Tile(32, 32, head_dim)
     columns = 16 if wide or head_dim > 128 else 32
@@ -114,7 +117,8 @@ def attention_tile(arch: Architecture, head_dim: int, wide: bool, many: bool) ->
         return Tile(64 if many and head_dim <= 128 else 16, columns, head_dim, warps=4, stages=1)
     if head_dim > 128:
         return Tile(16, columns, head_dim, warps=8, stages=2)
-    return Tile(64 if many else 16, 64 if head_dim <= 64 else 32, head_dim, warps=4, stages=2)
+    columns = 64 if head_dim <= 64 else 16 if many and codes else 32  # sm_80 has no registers for more codes
+    return Tile(64 if many else 16, columns, head_dim, warps=4, stages=2)
 
 
 def product_tile(arch: Architecture, tokens: int, wide: bool, depth: int = 64) -> Tile:

@@ -54,7 +54,7 @@ def attention(
     arch, query = architecture_of(query), last_contiguous(query)
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
     constants, count = _constants(arch, query, cache, soft_cap), len(metadata.seq_lens)
-    tile = attention_tile(arch, constants["WIDTH"], constants["WIDE"], many=query.shape[0] > count)
+    tile = attention_tile(arch, constants["WIDTH"], constants["WIDE"], query.shape[0] > count, constants["CODES"])
     rows = max(tile.rows, power_of_two(constants["GROUP"]))
     queries = rows // constants["GROUP"]
     constants |= {"QUERIES": queries, "M": rows, "N": tile.columns}
@@ -83,7 +83,7 @@ def decode_attention(
     longest = metadata.block_tables.shape[1] * cache.block_size
     most = MOST_PARTS if arch.family == "interpreter" else max(1, min(MOST_PARTS, longest // SHORTEST))
     count = parts(arch, rows * kv_heads, most)
-    tile = attention_tile(arch, constants["WIDTH"], constants["WIDE"], many=False)
+    tile = attention_tile(arch, constants["WIDTH"], constants["WIDE"], False, constants["CODES"])
     constants |= {"PARTS": count, "M": max(tile.rows, power_of_two(constants["GROUP"])), "N": tile.columns}
     partial, stats = out, out
     if count > 1:
