@@ -52,7 +52,6 @@ def test_arguments_without_meaning_are_accepted_with_a_warning(caplog: pytest.Lo
     [
         {"tensor_parallel_size": 2},
         {"enable_lora": True},
-        {"speculative_config": {"model": "x"}},
         {"kv_cache_dtype": "fp8"},
         {"runner": "draft"},
         {"logits_processors": ["x"]},

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from qiao.config import EngineArgs
+from qiao.config import EngineArgs, SpeculativeConfig
 from qiao.errors import ParameterError
 from qiao.server.args import ServerArgs
 from qiao.server.flags import flags, parse
@@ -92,11 +93,42 @@ def test_old_and_foreign_flags() -> None:
 def test_switches_with_one_position() -> None:
     parsed = parse(["--no-enable-lora", "M", "--skip-tokenizer-init=false", "--no-async-scheduling"])
     assert parsed.engine.model == "M" and len(parsed.notes) == 1
-    for argv in (["--enable-lora"], ["--enable-expert-parallel=true"], ["--speculative-config", '{"method": "eagle"}']):
-        with pytest.raises(ParameterError, match=f"{argv[0].partition('=')[0]}: only (false|none) is possible"):
+    for argv in (["--enable-lora"], ["--enable-expert-parallel=true"]):
+        with pytest.raises(ParameterError, match=f"{argv[0].partition('=')[0]}: only false is possible"):
             parse(["M", *argv])
     with pytest.raises(ParameterError, match="--no-nnodes: is not a flag"):
         parse(["M", "--no-nnodes"])
+
+
+def test_speculation_as_vllm_writes_it() -> None:
+    wanted = SpeculativeConfig(method="ngram", num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=3)
+    given = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2}'
+    for argv in (["--speculative-config", given], ["-sc", given], ["--speculative_config=" + given]):
+        assert parse(["M", *argv]).engine.speculation == wanted
+    one = parse(["M", "--spec-method", "ngram", "--spec-tokens", "4", "--speculative-config.prompt_lookup_max", "3"])
+    assert one.engine.speculation == replace(wanted, prompt_lookup_min=3)
+    draft = parse(["M", "--spec-model", "small", "--spec-tokens", "2"]).engine.speculation
+    assert draft == SpeculativeConfig(method="draft_model", model="small", num_speculative_tokens=2)
+    old = parse(["M", "-sc", '{"model": "[ngram]", "num_speculative_tokens": 4}']).engine.speculation
+    assert old == SpeculativeConfig(method="ngram", num_speculative_tokens=4)
+    assert parse(["M"]).engine.speculation is None
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"method": "eagle", "num_speculative_tokens": 2}, "ngram or draft_model, got 'eagle'"),
+        ({"method": "ngram"}, "num_speculative_tokens is missing"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "at least 1, got 0"),
+        ({"method": "draft_model", "num_speculative_tokens": 2}, "needs a model"),
+        ({"method": "ngram", "num_speculative_tokens": 2, "model": "x"}, "'model' is not known; ngram takes"),
+        ({"num_speculative_tokens": 2, "prompt_lookup_min": 3, "prompt_lookup_max": 2}, "must not be above"),
+        ({"model": "x", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 2}, "can only be 1"),
+    ],
+)
+def test_speculation_that_is_not_possible_says_why(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ParameterError, match=f"speculative_config: .*{text}"):
+        EngineArgs(model="M", speculative_config=given)
 
 
 def test_config_file_and_the_command_line_over_it(tmp_path: Path) -> None:

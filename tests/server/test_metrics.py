@@ -19,6 +19,10 @@ STATS = EngineStats(
     prompt_tokens=50,
     generation_tokens=70,
     utilization=0.5,
+    drafts=5,
+    draft_tokens=15,
+    accepted_tokens=7,
+    accepted_per_position=[4, 3],
     fallbacks=[FallbackCount("attention", 7, 100, 200, 1.5)],
 )
 
@@ -51,6 +55,11 @@ def test_gauges_counters_and_their_old_names() -> None:
     assert got["qiao:engine_steps_total"] == 9 and got["qiao:captured_steps_total"] == 6
     assert got["vllm:prefix_cache_queries_total"] == got["vllm:gpu_prefix_cache_queries_total"] == 100
     assert got["vllm:prefix_cache_hits_total"] == 25
+    assert got["vllm:spec_decode_num_drafts_total"] == 5
+    assert got["vllm:spec_decode_num_draft_tokens_total"] == 15
+    assert got["vllm:spec_decode_num_accepted_tokens_total"] == 7
+    assert got["vllm:spec_decode_num_accepted_tokens_per_pos_total|0"] == 4
+    assert got["vllm:spec_decode_num_accepted_tokens_per_pos_total|1"] == 3
     assert got["qiao:fallback_calls_total|attention"] == 7
     assert got["qiao:fallback_bytes_total|to_host|attention"] == 100
     assert got["qiao:fallback_bytes_total|to_device|attention"] == 200

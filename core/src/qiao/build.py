@@ -17,6 +17,7 @@ from qiao.config import EngineArgs, dtype_name
 from qiao.contract import Capabilities, ModelShape
 from qiao.devices import HOST
 from qiao.engine import Engine, EngineConfig
+from qiao.engine.drafting import DraftParts
 from qiao.engine.grammars import Vocabulary
 from qiao.engine.memory import KVSize, gib, memory_limit, size_kv
 from qiao.engine.request import EngineInfo, FallbackCount
@@ -76,26 +77,21 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
     """
     backend = choose(args.device)
     set_threads(backend, args.threads)
-    files = resolve(args.model, args.revision, args.download_dir)
-    _check_format(args, files)
-    config = read_config(files, args)
-    quantized = {} if args.quantization == "none" else quantized_weights(files)
-    shape = shape_for(config, args.dtype, backend.capabilities, quantized)
-    if args.kv_cache_dtype != "auto":
-        shape = replace(shape, kv_dtype=args.kv_cache_dtype)
-    wanted = _context(args, shape)
     counters = FallbackCounters()
-    plan, ops = place(shape, backend, args, counters)
-    model, seconds = _load(files, config, shape, ops, args, quantized, backend)
-    logger.info("weights of %s loaded in %.1f s", args.model, seconds)
+    placed = _place_model(args, backend, counters)
+    shape, plan, ops = placed.shape, placed.plan, placed.ops
+    wanted = _context(args, shape)
+    draft = _place_draft(args, backend, counters, placed, wanted)
+    model = _load(placed, backend)
+    parts = None if draft is None else DraftParts(_load(draft, backend), draft.ops, dtype_of(draft.shape.cache_dtype))
     kv_dtype = dtype_of(shape.cache_dtype)
-    size = _size_cache(args, shape, plan, ops, wanted, kv_dtype)
+    size = _size_cache(placed, draft, wanted)
     logger.info(size.explanation)
     max_model_len = _fit_context(wanted, size, plan.block_size)
     settings = _engine_config(args, shape, plan, size, max_model_len, kv_dtype)
-    ends = eos_token_ids(_end_of(config))
+    ends = eos_token_ids(_end_of(placed.config))
     vocabulary = partial(read_vocabulary, args, shape.vocab_size, ends)
-    engine = Engine(model, ops, settings, _counts(counters), vocabulary=vocabulary)
+    engine = Engine(model, ops, settings, _counts(counters), vocabulary=vocabulary, draft=parts)
     info = EngineInfo(
         device=plan.device,
         max_model_len=max_model_len,
@@ -111,6 +107,63 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
         plan=plan.as_dict(),
     )
     return BuiltEngine(engine, info, plan)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A model whose operators are bound and whose weights have not been read."""
+
+    args: EngineArgs
+    files: ModelFiles
+    config: Any
+    quantized: Mapping[str, QuantizedWeight]
+    shape: ModelShape
+    plan: Plan
+    ops: OpTable
+
+
+def _place_model(args: EngineArgs, backend: Backend, counters: FallbackCounters) -> _Placed:
+    files = resolve(args.model, args.revision, args.download_dir)
+    _check_format(args, files)
+    config = read_config(files, args)
+    quantized = {} if args.quantization == "none" else quantized_weights(files)
+    shape = shape_for(config, args.dtype, backend.capabilities, quantized)
+    if args.kv_cache_dtype != "auto":
+        shape = replace(shape, kv_dtype=args.kv_cache_dtype)
+    plan, ops = place(shape, backend, args, counters)
+    return _Placed(args, files, config, quantized, shape, plan, ops)
+
+
+def _place_draft(
+    args: EngineArgs, backend: Backend, counters: FallbackCounters, main: _Placed, context: int
+) -> _Placed | None:
+    """The draft model, with the blocks and the context of the ``main`` one; None where there is none.
+
+    Raises ``ParameterError`` where the vocabularies differ.
+    """
+    speculation = args.speculation
+    if speculation is None or speculation.method != "draft_model":
+        return None
+    own = replace(
+        args,
+        model=speculation.model,
+        revision=speculation.revision,
+        tokenizer=None,
+        tokenizer_revision=None,
+        load_format="auto",
+        quantization=None,
+        hf_overrides={},
+        max_model_len=context,
+        block_size=main.plan.block_size,
+    )
+    draft = _place_model(own, backend, counters)
+    if draft.shape.vocab_size != main.shape.vocab_size:
+        raise ParameterError(
+            "speculative_config",
+            f"the draft model {own.model} has a vocabulary of {draft.shape.vocab_size}, the model one of "
+            f"{main.shape.vocab_size}; take a model of the same family",
+        )
+    return draft
 
 
 def read_vocabulary(args: EngineArgs, vocab_size: int, ends: Sequence[int]) -> Vocabulary:
@@ -225,15 +278,8 @@ def _check_format(args: EngineArgs, files: ModelFiles) -> None:
         )
 
 
-def _load(
-    files: ModelFiles,
-    config: Any,
-    shape: ModelShape,
-    ops: OpTable,
-    args: EngineArgs,
-    quantized: Mapping[str, QuantizedWeight],
-    backend: Backend,
-) -> tuple[Model, float]:
+def _load(placed: _Placed, backend: Backend) -> Model:
+    args, files, config, shape, ops = placed.args, placed.files, placed.config, placed.shape, placed.ops
     start = time.monotonic()
     cache = kept_weights(files, config, shape, backend, ops, args)
     dtype = dtype_of(shape.dtype)
@@ -242,7 +288,7 @@ def _load(
         return iter_weights(files, dequantize=args.quantization == "none")
 
     def make(table: OpTable) -> Any:
-        return create(config, table, dtype, args.max_model_len, quantized)
+        return create(config, table, dtype, args.max_model_len, placed.quantized)
 
     with freed_at_once():
         if cache is None:
@@ -251,7 +297,8 @@ def _load(
         else:
             model = load_kept(make, ops, weights, *cache, backend.hooks["restore_weight"])
         ops.synchronize(ops.device)
-    return model, time.monotonic() - start
+    logger.info("weights of %s loaded in %.1f s", args.model, time.monotonic() - start)
+    return model
 
 
 def kept_weights(
@@ -292,9 +339,11 @@ def _context(args: EngineArgs, shape: ModelShape) -> int:
     return args.max_model_len
 
 
-def _size_cache(
-    args: EngineArgs, shape: ModelShape, plan: Plan, ops: OpTable, context: int, dtype: torch.dtype
-) -> KVSize:
+def _size_cache(placed: _Placed, draft: _Placed | None, context: int) -> KVSize:
+    args, shape, plan, ops = placed.args, placed.shape, placed.plan, placed.ops
+    dtype, beside = dtype_of(shape.cache_dtype), 0
+    if draft is not None and draft.ops.kv_device == ops.kv_device:
+        beside = draft.shape.kv_bytes_per_token(dtype_of(draft.shape.cache_dtype).itemsize)
     total, free, source, share = _memory(args, ops)
     return size_kv(
         shape,
@@ -309,6 +358,7 @@ def _size_cache(
         max_num_seqs=args.max_num_seqs,
         kv_bytes=args.kv_cache_memory_bytes,
         num_blocks=args.num_gpu_blocks_override,
+        beside=beside,
     )
 
 
@@ -328,7 +378,8 @@ def _memory(args: EngineArgs, ops: OpTable) -> tuple[int, int, str, float]:
 def _activation_bytes(args: EngineArgs, shape: ModelShape, dtype: torch.dtype) -> int:
     """An upper estimate of one step's working memory in bytes: the widest layer, and the float32 logits twice."""
     widest = max(x.in_features + 2 * x.out_features for x in shape.linears if x.rows != "N")
-    tokens, rows = args.max_num_batched_tokens, min(args.max_num_seqs, args.max_num_batched_tokens)
+    tokens, ahead = args.max_num_batched_tokens, args.speculation
+    rows = min(args.max_num_seqs * (1 + (ahead.num_speculative_tokens if ahead is not None else 0)), tokens)
     return 2 * tokens * (widest + 4 * shape.hidden_size) * dtype.itemsize + 2 * rows * shape.vocab_size * 4
 
 
@@ -347,6 +398,15 @@ def _fit_context(context: int, size: KVSize, block_size: int) -> int:
 def _engine_config(
     args: EngineArgs, shape: ModelShape, plan: Plan, size: KVSize, max_model_len: int, dtype: torch.dtype
 ) -> EngineConfig:
+    ahead = args.speculation
+    guessing = {}
+    if ahead is not None:
+        guessing = {
+            "num_speculative_tokens": ahead.num_speculative_tokens,
+            "prompt_lookup_min": ahead.prompt_lookup_min,
+            "prompt_lookup_max": ahead.prompt_lookup_max,
+            "most_drafting": ahead.disable_by_batch_size or args.max_num_seqs,
+        }
     return EngineConfig(
         num_blocks=size.num_blocks,
         vocab_size=shape.vocab_size,
@@ -365,6 +425,7 @@ def _engine_config(
         seed=args.seed,
         check_integrity=args.check_integrity,
         enforce_eager=args.enforce_eager,
+        **guessing,
     )
 
 

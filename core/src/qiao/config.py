@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -21,6 +22,71 @@ def dtype_name(text: str) -> str:
     return _OTHER_NAMES.get(name, name)
 
 
+_DRAFT_KEYS = {
+    "ngram": ("method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "disable_by_batch_size"),
+    "draft_model": ("method", "num_speculative_tokens", "model", "revision", "disable_by_batch_size"),
+}
+_MEANT_ANYWAY = {"draft_tensor_parallel_size": 1, "enforce_eager": False, "disable_logprobs": False}
+_DEFAULT_NGRAM = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """How tokens are guessed ahead. ``method`` is ``ngram``, which looks in the sequence itself for what followed its
+    last ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens, or ``draft_model``, which asks ``model``.
+
+    Nobody guesses while more than ``disable_by_batch_size`` answers run.
+    """
+
+    method: str
+    num_speculative_tokens: int
+    prompt_lookup_min: int = _DEFAULT_NGRAM
+    prompt_lookup_max: int = _DEFAULT_NGRAM
+    model: str = ""
+    revision: str | None = None
+    disable_by_batch_size: int | None = None
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> SpeculativeConfig | None:
+        """From vLLM's JSON object; None for an empty one. Raises ``ParameterError`` naming the key."""
+        values = {key: value for key, value in given.items() if value is not None}
+        if not values:
+            return None
+        if values.get("model") in ("ngram", "[ngram]"):
+            values["method"] = "ngram"
+            del values["model"]
+        method = values.setdefault("method", "draft_model" if "model" in values else "ngram")
+        if method not in _DRAFT_KEYS:
+            raise ParameterError("speculative_config", f"method must be ngram or draft_model, got {method!r}")
+        for key, meant in _MEANT_ANYWAY.items():
+            if values.pop(key, meant) != meant:
+                raise ParameterError("speculative_config", f"{key} can only be {meant!r}; leave it out")
+        for key in values:
+            if key not in _DRAFT_KEYS[method]:
+                raise ParameterError(
+                    "speculative_config", f"{key!r} is not known; {method} takes {', '.join(_DRAFT_KEYS[method])}"
+                )
+        _check_draft(values)
+        if method == "ngram":  # one length alone is both
+            longest = values.get("prompt_lookup_max", values.get("prompt_lookup_min", _DEFAULT_NGRAM))
+            values["prompt_lookup_max"] = longest
+            values.setdefault("prompt_lookup_min", longest)
+            if values["prompt_lookup_min"] > longest:
+                raise ParameterError("speculative_config", "prompt_lookup_min must not be above prompt_lookup_max")
+        return cls(**values)
+
+
+def _check_draft(values: Mapping[str, Any]) -> None:
+    for key in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "disable_by_batch_size"):
+        value = values.get(key, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ParameterError("speculative_config", f"{key} must be an integer of at least 1, got {value!r}")
+    if "num_speculative_tokens" not in values:
+        raise ParameterError("speculative_config", "num_speculative_tokens is missing; 3 to 5 are usual")
+    if values["method"] == "draft_model" and not isinstance(values.get("model"), str):
+        raise ParameterError("speculative_config", "draft_model needs a model: a folder, a GGUF file or a hub model")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineArgs:
     """Arguments of ``LLM(...)`` and ``qiao serve``; one field per flag.
@@ -36,7 +102,7 @@ class EngineArgs:
     ``packed_cache`` is the folder of packed weights, or ``off``; None is the variable ``QIAO_PACKED_CACHE``, else
     ``~/.cache/qiao/packed``.
     ``block_size`` in tokens; None takes what the device allows nearest to 16. ``kv_cache_dtype``: see ``KV_DTYPES``,
-    ``auto`` is the model's own.
+    ``auto`` is the model's own. ``speculative_config`` is vLLM's, see ``SpeculativeConfig``.
 
     Raises ``ParameterError`` naming the field.
     """
@@ -77,6 +143,7 @@ class EngineArgs:
     tpot_target_ms: float | None = None
     scheduling_policy: str = "fcfs"
     priority_floor: float = 0.05
+    speculative_config: dict[str, Any] = field(default_factory=dict)
     enforce_eager: bool = False
     threads: int | None = None
     packed_cache: str | None = None
@@ -115,6 +182,7 @@ class EngineArgs:
             names = ", ".join((*_DTYPES, *_OTHER_NAMES))
             raise ParameterError("dtype", f"must be one of {names}, got {self.dtype!r}")
         self._check_kv_dtype()
+        SpeculativeConfig.parse(self.speculative_config)
         if not self.enable_chunked_prefill and self.max_model_len and self.max_num_batched_tokens < self.max_model_len:
             raise ParameterError(
                 "max_num_batched_tokens",
@@ -130,6 +198,11 @@ class EngineArgs:
             )
         if name not in KV_DTYPES:
             raise ParameterError("kv_cache_dtype", f"must be one of {', '.join(KV_DTYPES)}, got {name!r}")
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """``speculative_config`` with its defaults; None where nothing is guessed."""
+        return SpeculativeConfig.parse(self.speculative_config)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

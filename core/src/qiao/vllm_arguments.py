@@ -16,6 +16,7 @@ SHORT: Mapping[str, str] = MappingProxyType(
         "-tp": "--tensor-parallel-size",
         "-pp": "--pipeline-parallel-size",
         "-dp": "--data-parallel-size",
+        "-sc": "--speculative-config",
     }
 )
 
@@ -27,6 +28,9 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "log_level": "uvicorn_log_level",
         "disable_uvicorn_access_log": "disable_access_log",
         "num_device_blocks_override": "num_gpu_blocks_override",
+        "spec_method": "speculative_config.method",
+        "spec_model": "speculative_config.model",
+        "spec_tokens": "speculative_config.num_speculative_tokens",
     }
 )
 """Other name to field name."""
@@ -65,7 +69,6 @@ FIXED: Mapping[str, Only] = MappingProxyType(
         "nnodes": Only((1,), "one machine for now"),
         "cpu_offload_gb": Only((0,), "weights are not offloaded"),
         "enable_lora": Only((False,), _NO_LORA),
-        "speculative_config": Only((None,), "there is no speculative decoding yet"),
         "kv_transfer_config": Only((None,), "caches are not transferred between servers"),
         "logits_processors": Only((None, []), _NOT_YET),
         "quantization_config": Only((None,), "the checkpoint says how it is quantized"),

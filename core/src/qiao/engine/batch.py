@@ -30,7 +30,8 @@ class Batch:
     sequences that get a token, ``sampled_rows`` [N] their places, ``logits_index`` [N] the packed position whose
     logits each uses. ``decode`` says that each sequence computes its last token and samples the next one, and no more;
     ``room`` is how many further decode steps of the same sequences need no further block. ``takes_best`` is
-    ``Sampler.takes_best`` of ``sampled_rows``, once somebody has asked.
+    ``Sampler.takes_best`` of ``sampled_rows``, once somebody has asked. ``drafts`` [N] are those of ``sampled``, each
+    of which then has as many more entries in ``logits_index``; None where there are none.
     """
 
     rows: Int64
@@ -47,13 +48,14 @@ class Batch:
     decode: bool
     room: int = 0
     takes_best: bool | None = None
+    drafts: list[list[int]] | None = None
 
     def goes_on(self, step: Step) -> bool:
         """Whether ``step``, the next one after this decode batch, is the same one token further, in the same blocks.
 
         Rows and blocks are the same as long as the sequences are: whoever was preempted was missing in between.
         """
-        return self.room > 0 and step.seqs == self.sampled
+        return self.room > 0 and not step.drafted and step.seqs == self.sampled
 
     def last_tokens(self) -> list[int]:
         """The token that each sequence feeds next."""
@@ -76,20 +78,31 @@ def build_batch(step: Step, table: RowTable, block_size: int) -> Batch:
     seqs = step.seqs
     rows = table.of(seqs, len(seqs))
     assert rows.min() >= 0, "a sequence without a row would write into another's blocks"
-    if not step.forks and all(s.num_computed + 1 == len(s.tokens) < s.limit for s in seqs):
-        return _decode_batch(step, rows, table, block_size)
-    counts = np.array(step.counts, np.int64)
     start = np.fromiter((s.num_computed for s in seqs), np.int64, len(seqs))
+    if not step.forks and not step.drafted and all(s.num_computed + 1 == len(s.tokens) < s.limit for s in seqs):
+        last = np.fromiter((s.tokens[-1] for s in seqs), np.int64, len(seqs))
+        return decode_batch(seqs, last, start, rows, table, block_size)
+    counts = np.array(step.counts, np.int64)
+    batch = ragged_batch(_token_ids(step), start, counts, rows, table, block_size)
+    batch.sampled, batch.logits_index = _sampled(step, batch.query_start)
+    batch.sampled_rows = table.of(batch.sampled, len(batch.sampled))
+    batch.drafts = [seq.draft for seq in batch.sampled] if step.drafted else None
+    return batch
+
+
+def ragged_batch(token_ids: Int64, start: Int64, counts: Int64, rows: Int64, table: RowTable, block_size: int) -> Batch:
+    """``counts`` [B] packed ``token_ids`` [T] of the sequences at ``rows`` [B], from positions ``start`` [B] on.
+
+    Nothing is sampled from it.
+    """
     ends = start + counts
-    query_start = np.zeros(len(seqs) + 1, np.int64)
+    query_start = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(counts, out=query_start[1:])
     token_rows = np.repeat(rows, counts)
     positions = np.arange(query_start[-1]) + np.repeat(start - query_start[:-1], counts)
-    token_ids = _token_ids(step)
     block, offset = np.divmod(positions, block_size)
     slots = table.block_tables[token_rows, block] * np.int64(block_size) + offset
     width = -(-int(ends.max()) // block_size)
-    sampled, index = _sampled(step, query_start)
     return Batch(
         rows=rows,
         counts=counts,
@@ -99,24 +112,24 @@ def build_batch(step: Step, table: RowTable, block_size: int) -> Batch:
         seq_lens=ends.astype(np.int32),
         block_tables=table.block_tables[rows, :width],
         slot_mapping=slots,
-        sampled=sampled,
-        sampled_rows=table.of(sampled, len(sampled)),
-        logits_index=index,
+        sampled=[],
+        sampled_rows=rows[:0],
+        logits_index=rows[:0],
         decode=False,
     )
 
 
-def _decode_batch(step: Step, rows: Int64, table: RowTable, block_size: int) -> Batch:
-    """As ``build_batch``, where each sequence computes its last token and samples: the step that has to be quick."""
+def decode_batch(
+    seqs: list[Sequence], token_ids: Int64, positions: Int64, rows: Int64, table: RowTable, block_size: int
+) -> Batch:
+    """One token [B] at ``positions`` [B] of each of ``seqs``, which all sample: the step that has to be quick."""
     count = len(rows)
-    seqs = step.seqs
-    positions = np.fromiter((s.num_computed for s in seqs), np.int64, count)
     block = positions // block_size
     offset = positions - block * block_size
     return Batch(
         rows=rows,
         counts=table.ones[:count],
-        token_ids=np.fromiter((s.tokens[-1] for s in seqs), np.int64, count),
+        token_ids=token_ids,
         positions=positions,
         query_start=table.numbers[: count + 1],
         seq_lens=(positions + 1).astype(np.int32),
@@ -131,25 +144,27 @@ def _decode_batch(step: Step, rows: Int64, table: RowTable, block_size: int) -> 
 
 
 def _token_ids(step: Step) -> Int64:
-    """The packed new tokens."""
-    parts = [seq.tokens[seq.num_computed : seq.num_computed + n] for seq, n in zip(step.seqs, step.counts, strict=True)]
+    """The packed new tokens, drafts included."""
+    pairs = zip(step.seqs, step.counts, strict=True)
+    parts = [seq.tokens[seq.num_computed : seq.num_computed + n] + seq.draft for seq, n in pairs]
     return np.fromiter(chain.from_iterable(parts), np.int64, step.num_tokens)
 
 
-def _sampled(step: Step, query_start: Int64) -> tuple[list[Sequence], Int64]:
+def _sampled(step: Step, query_start: Int32) -> tuple[list[Sequence], Int64]:
     """Sequences whose tokens are complete after the step, forked siblings beside their leader."""
     chosen = [
         i
         for i, (seq, count) in enumerate(zip(step.seqs, step.counts, strict=True))
-        if seq.num_computed + count == len(seq.tokens) < seq.limit
+        if seq.num_computed + count - len(seq.draft) == len(seq.tokens) < seq.limit
     ]
     forks = dict(step.forks)
-    if not forks:
-        return [step.seqs[i] for i in chosen], query_start[1:][chosen] - 1
+    if not forks and not step.drafted:
+        return [step.seqs[i] for i in chosen], query_start[1:][chosen].astype(np.int64) - 1
     sampled: list[Sequence] = []
     index: list[int] = []
     for i in chosen:
-        group = [step.seqs[i], *forks.get(i, ())]
-        sampled += group
-        index += [int(query_start[i + 1]) - 1] * len(group)
+        end = int(query_start[i + 1])
+        for seq in (step.seqs[i], *forks.get(i, ())):
+            sampled.append(seq)
+            index += range(end - 1 - len(seq.draft), end)
     return sampled, np.array(index, np.int64)

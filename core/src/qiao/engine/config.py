@@ -30,7 +30,9 @@ class EngineConfig:
     ``priority``; of the tokens that pass worse priorities by, these get ``priority_floor``, a share below 1. More than
     ``max_num_queued`` waiting sequences are refused. ``seed`` starts the generator that seeds unseeded requests.
     ``check_integrity`` compares blocks and references whenever the engine falls idle. ``enforce_eager`` records no
-    decode steps.
+    decode steps. A draft has at most ``num_speculative_tokens`` tokens (0: there are none), from a draft model where
+    the engine is given one, else from what followed an earlier occurrence of the last ``prompt_lookup_min`` to
+    ``prompt_lookup_max`` tokens; nobody drafts while more than ``most_drafting`` answers run.
 
     Raises ``ParameterError`` naming the field.
     """
@@ -52,6 +54,10 @@ class EngineConfig:
     seed: int = 0
     check_integrity: bool = False
     enforce_eager: bool = False
+    num_speculative_tokens: int = 0
+    prompt_lookup_min: int = 5
+    prompt_lookup_max: int = 5
+    most_drafting: int = 1 << 30
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:

@@ -15,10 +15,13 @@ import torch
 
 from qiao.engine.blocks import BlockManager
 from qiao.engine.config import EngineConfig
+from qiao.engine.draft_model import DraftModel
+from qiao.engine.drafting import DraftCounts, Drafter, DraftParts
 from qiao.engine.grammars import GrammarCompiler, GrammarQueue, Vocabulary
 from qiao.engine.integrity import check_scheduler
 from qiao.engine.pooling import embedding
 from qiao.engine.prefix import PrefixCache
+from qiao.engine.prompt_lookup import PromptLookup
 from qiao.engine.request import EngineRequest, EngineStats, FallbackCount, SequenceOutput, TokenLogprobs
 from qiao.engine.rows import Int64, RowTable
 from qiao.engine.runner import Runner
@@ -43,6 +46,7 @@ def _no_fallbacks() -> Items[FallbackCount]:
 class Engine:
     """Continuous batching over one model. Not thread safe: one owner calls everything.
 
+    ``draft`` is a smaller model of the same vocabulary that guesses ahead, see ``qiao.engine.drafting``.
     Raises ``torch.OutOfMemoryError`` where the KV cache does not fit.
     """
 
@@ -54,6 +58,7 @@ class Engine:
         fallback_counts: Callable[[], Items[FallbackCount]] = _no_fallbacks,
         clock: Callable[[], float] = time.perf_counter,
         vocabulary: Callable[[], Vocabulary] | None = None,
+        draft: DraftParts | None = None,
     ) -> None:
         self.config = config
         self._ops = ops
@@ -63,7 +68,9 @@ class Engine:
         self._blocks = BlockManager(config.num_blocks, config.block_size, cache)
         self._rows = RowTable(config.max_num_seqs, config.max_blocks_per_seq)
         self._runner = Runner(model, ops, config, self._rows)
-        self._scheduler = Scheduler(config, self._blocks, self._rows, self._runner.sampler.join)
+        self._drafter = self._make_drafter(draft)
+        self._draft_counts = DraftCounts()
+        self._scheduler = Scheduler(config, self._blocks, self._rows, self._runner.sampler.join, self._drafter)
         compiler = GrammarCompiler(vocabulary, config.vocab_size) if vocabulary is not None else None
         self._grammars = GrammarQueue(compiler)
         self._requests: dict[str, Request] = {}
@@ -71,6 +78,15 @@ class Engine:
         self._deadlines: list[tuple[float, int, str]] = []
         self._seeds = random.Random(config.seed)  # noqa: S311 - sampling, not secrets
         self._totals = EngineStats(kv_blocks_total=config.num_blocks)
+
+    def _make_drafter(self, draft: DraftParts | None) -> Drafter | None:
+        config = self.config
+        if not config.num_speculative_tokens:
+            return None
+        if draft is not None:
+            return DraftModel(draft, config, self._rows, self._runner.sampler)
+        lengths = config.prompt_lookup_min, config.prompt_lookup_max
+        return PromptLookup(config.num_speculative_tokens, *lengths, config.most_drafting)
 
     # requests ---------------------------------------------------------------------------------------------------------
 
@@ -167,8 +183,12 @@ class Engine:
         assert step.seqs, "nothing can be scheduled although requests wait"
         self._note_scheduled(step)
         try:
+            if step.drafted and self._drafter is not None:
+                self._drafter.complete(step)
             batch = self._runner.build(step)
             result = self._runner.run(step, batch)
+            if self._drafter is not None and not batch.decode:
+                self._drafter.follow(step, batch)
         except Exception as error:  # whatever a vendor's operator raises is one request's failure, not the engine's
             logger.exception("a step of %d sequences failed", len(step.seqs))
             outputs = self._fail({s.request.id: s.request for s in step.seqs}.values(), _describe(error, self._ops))
@@ -177,6 +197,8 @@ class Engine:
                 self._pace(step, self._clock() - began)
             self._advance(step)
             outputs = self._collect(step, batch.sampled, result)
+            if step.drafted:
+                self._end_drafts(batch.sampled, result)
         self._idle_check()
         return outputs
 
@@ -196,28 +218,37 @@ class Engine:
             pacer.observe(decodes, step.num_tokens - decodes, seconds)
 
     def _advance(self, step: Step) -> None:
-        """Count the computed tokens and make newly filled blocks findable."""
-        cache, block_size = self._blocks.cache, self.config.block_size
+        """Count the computed tokens and make newly filled blocks findable. Drafts count once they are accepted."""
         for seq, count in zip(step.seqs, step.counts, strict=True):
-            seq.num_computed += count
-            if cache is not None:
-                full = seq.num_computed // block_size
-                if full > seq.num_registered:
-                    keys = seq.keys_up_to(full, block_size)
-                    for i in range(seq.num_registered, full):
-                        cache.register(seq.blocks[i], keys[i])
-                    seq.num_registered = full
+            self._count(seq, count - len(seq.draft))
+
+    def _count(self, seq: Sequence, computed: int) -> None:
+        seq.num_computed += computed
+        cache, block_size = self._blocks.cache, self.config.block_size
+        if cache is not None:
+            full = seq.num_computed // block_size
+            if full > seq.num_registered:
+                keys = seq.keys_up_to(full, block_size)
+                for i in range(seq.num_registered, full):
+                    cache.register(seq.blocks[i], keys[i])
+                seq.num_registered = full
+
+    def _end_drafts(self, sampled: list[Sequence], result: Sampled) -> None:
+        for seq, tokens in zip(sampled, result.token_ids, strict=True):
+            if seq.draft:
+                self._draft_counts.add(len(seq.draft), len(tokens) - 1)
+                seq.draft = []
 
     def _collect(self, step: Step, sampled: list[Sequence], result: Sampled) -> list[SequenceOutput]:
         outputs = self._collect_scored(step)
         logprobs = result.logprobs or [None] * len(sampled)
         failed: dict[str, Request] = {}
         finished: list[Sequence] = []
-        for seq, token, scored in zip(sampled, result.token_ids, logprobs, strict=True):
-            if token == NO_TOKEN or seq.request.fault is not None:
+        for seq, tokens, scored in zip(sampled, result.token_ids, logprobs, strict=True):
+            if tokens[0] == NO_TOKEN or seq.request.fault is not None:
                 failed[seq.request.id] = seq.request
                 continue
-            output = self._append(seq, token, scored)
+            output = self._append(seq, tokens, scored)
             outputs.append(output)
             if output.finish_reason is not None:
                 finished.append(seq)
@@ -228,27 +259,36 @@ class Engine:
                 outputs += self._fail([request], request.fault or _UNCHOSEN, distrusted=True)
         return outputs
 
-    def _append(self, seq: Sequence, token: int, scored: TokenLogprobs | None) -> SequenceOutput:
-        """Add a sampled token and see whether it is the last one."""
+    def _append(self, seq: Sequence, token_ids: list[int], scored: list[TokenLogprobs] | None) -> SequenceOutput:
+        """Add sampled tokens, one unless a draft was accepted, up to the one that is the last."""
         tokens = seq.tokens
-        tokens.append(token)
-        self._totals.generation_tokens += 1
         output = SequenceOutput(
             request_id=seq.request.id,
             index=seq.index,
-            token_ids=[token],
-            logprobs=None if scored is None else [scored],
+            token_ids=token_ids,
+            logprobs=scored,
             num_cached_tokens=seq.request.cached_tokens,
         )
-        if len(tokens) == seq.num_prompt + 1:
+        if len(tokens) == seq.num_prompt:
             self._first(seq, output)
-        ended = seq.grammar is not None and seq.grammar.advance(token)
-        if token in seq.stops:
-            output.finish_reason, output.stop_reason = "stop", seq.stops[token]
-        elif ended:
-            output.finish_reason = "stop"
-        elif len(tokens) >= seq.limit:
-            output.finish_reason = "length"
+        taken = 0
+        for token in token_ids:
+            taken += 1
+            tokens.append(token)
+            ended = seq.grammar is not None and seq.grammar.advance(token)
+            if token in seq.stops:
+                output.finish_reason, output.stop_reason = "stop", seq.stops[token]
+            elif ended:
+                output.finish_reason = "stop"
+            elif len(tokens) >= seq.limit:
+                output.finish_reason = "length"
+            if output.finish_reason is not None:
+                break
+        self._totals.generation_tokens += taken
+        if len(token_ids) > 1:
+            self._count(seq, taken - 1)
+            output.token_ids = token_ids[:taken]
+            output.logprobs = scored and scored[:taken]
         return output
 
     def _collect_scored(self, step: Step) -> list[SequenceOutput]:
@@ -378,6 +418,9 @@ class Engine:
         if self._ops.utilization is not None:
             totals.utilization = self._ops.utilization(self._ops.device)
         totals.captured_steps, totals.not_captured = self._runner.captured.steps, self._runner.captured.refusal
+        counts = self._draft_counts
+        totals.drafts, totals.draft_tokens, totals.accepted_tokens = counts.drafts, counts.tokens, counts.accepted
+        totals.accepted_per_position = list(counts.per_position)
         totals.fallbacks = list(self._fallback_counts())
         return copy(totals)
 

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -98,6 +99,17 @@ class GrammarState:
             return False
         self.begun = True
         return self._take_rest(tail[at + len(self._after) :])
+
+    def behind(self, tokens: Sequence[int]) -> GrammarState | None:
+        """A state of its own behind ``tokens``; None where the grammar refuses one of them or is complete by then."""
+        state = copy(self)
+        state.matcher = self.matcher.deep_copy()
+        for token in tokens:
+            if state.begun and state.matcher.validate_tokens([token]) != 1:
+                return None
+            if state.advance(token):
+                return None
+        return state
 
     def _take_rest(self, rest: bytes) -> bool:
         """What stands behind ``after`` in the same token belongs to the grammar where it fits, as spaces need not."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Items
 
 import numpy as np
 import torch
 
 from qiao.engine.batch import place
-from qiao.engine.grammars import FIELD, allowed_tokens
+from qiao.engine.grammars import FIELD, GrammarState, allowed_tokens
+from qiao.engine.penalties import Ahead
 from qiao.engine.rows import Int64
 from qiao.engine.sequence import Sequence
 
@@ -33,15 +35,23 @@ class _RowEdit:
         listed = self.bias or self.allowed or self.bad_words or (self.min_tokens and self.ends)
         return not listed and self.seq.grammar is None
 
-    def banned(self) -> list[int]:
-        """Token ids that may not come next."""
+    def banned(self, ahead: Items[int]) -> list[int]:
+        """Token ids that may not come next, behind ``ahead``."""
         seq = self.seq
-        found = list(self.ends) if seq.num_output < self.min_tokens else []
+        count = seq.num_output + len(ahead)
+        found = list(self.ends) if count < self.min_tokens else []
         for word in self.bad_words:
             before = len(word) - 1
-            if seq.num_output >= before and (not before or seq.tokens[-before:] == word[:-1]):
+            if count >= before and (not before or [*seq.tokens[-before:], *ahead][-before:] == word[:-1]):
                 found.append(word[-1])
         return found
+
+    def grammar(self, ahead: Items[int]) -> GrammarState | None:
+        """The state that says what may come behind ``ahead``; None where anything may, or nothing ever comes there."""
+        state = self.seq.grammar
+        if state is not None and ahead:
+            state = state.behind(ahead)
+        return state if state is not None and state.begun else None
 
 
 class LogitEdits:
@@ -61,12 +71,12 @@ class LogitEdits:
         if not edit.empty:
             self._edits[seq.row] = edit
 
-    def apply(self, logits: torch.Tensor, rows: Int64, device: str) -> None:
+    def apply(self, logits: torch.Tensor, rows: Int64, device: str, ahead: Ahead | None = None) -> None:
         """Change ``logits`` [N, V] in place where ``rows`` [N] ask for it. A banned token gets -inf.
 
-        In vLLM's order: grammars, allowed tokens, bad words and early ends, biases.
+        In vLLM's order: grammars, allowed tokens, bad words and early ends, biases. ``ahead``: see ``Sampler.draw``.
         """
-        self._follow_grammars(logits, rows, device)
+        self._follow_grammars(logits, rows, device, ahead)
         at: list[int] = []
         banned: list[int] = []
         bias_at: list[int] = []
@@ -76,7 +86,7 @@ class LogitEdits:
             edit = self._edits[int(rows[i])]
             if edit.allowed:
                 self._keep_only(logits[i], edit.allowed, device)
-            ids = edit.banned()
+            ids = edit.banned(ahead[i] if ahead is not None else ())
             at += [i] * len(ids)
             banned += ids
             bias_at += [i] * len(edit.bias)
@@ -88,18 +98,27 @@ class LogitEdits:
             where = (_ids(bias_at, device), _ids(bias_ids, device))
             logits[where] = logits[where] + place(np.array(bias_values, np.float32), device)
 
-    def _follow_grammars(self, logits: torch.Tensor, rows: Int64, device: str) -> None:
+    def _follow_grammars(self, logits: torch.Tensor, rows: Int64, device: str, ahead: Ahead | None) -> None:
         """Leave only the tokens that the grammars of ``rows`` [N] allow; a grammar that gives up marks its request."""
-        found = [(i, self._edits[int(rows[i])].seq) for i in np.flatnonzero(self.active[rows]).tolist()]
-        at = [i for i, seq in found if seq.grammar is not None and seq.grammar.begun]
-        states = [seq.grammar for _, seq in found if seq.grammar is not None and seq.grammar.begun]
+        at: list[int] = []
+        states: list[GrammarState] = []
+        for i in np.flatnonzero(self.active[rows]).tolist():
+            state = self._edits[int(rows[i])].grammar(ahead[i] if ahead is not None else ())
+            if state is not None:
+                at.append(i)
+                states.append(state)
         if not at:
             return
         masks = allowed_tokens(states, self._vocab_size)
-        for _, seq in found:
-            if seq.grammar is not None and seq.grammar.fault is not None:
-                seq.request.fault = f"the answer cannot follow the grammar: {seq.grammar.fault}"
+        for n, (i, state) in enumerate(zip(at, states, strict=True)):
+            if state.fault is None:
+                continue
+            seq = self._edits[int(rows[i])].seq
+            if state is seq.grammar:
+                seq.request.fault = f"the answer cannot follow the grammar: {state.fault}"
                 seq.request.fault_field = FIELD
+            else:
+                masks[n] = 0  # nothing is kept from here on; the step that comes here will find the fault itself
         if self._bits is None or self._bits.device != logits.device:
             table = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
             self._bits = place(table == 0, device)

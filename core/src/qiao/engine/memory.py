@@ -148,16 +148,18 @@ def size_kv(
     max_num_seqs: int,
     kv_bytes: int | None = None,
     num_blocks: int | None = None,
+    beside: int = 0,
 ) -> KVSize:
     """Blocks of the KV cache on a memory of ``total`` bytes with ``free`` left, described by ``source``.
 
     ``reserve`` is what is still to come beside the cache: weights that are not loaded yet, activations, logits.
     Automatic: ``utilization`` of the total, less what is in use and the reserve, and no more than
     ``max_num_seqs`` sequences of ``max_model_len`` tokens can fill. ``num_blocks`` or ``kv_bytes`` fix it.
+    ``beside`` are the bytes a token that another model keeps in the same blocks.
 
     Raises ``ParameterError`` with the figures where a fixed size does not fit, or where not one block does.
     """
-    block_bytes = shape.kv_bytes_per_token(element_size) * block_size
+    block_bytes = (shape.kv_bytes_per_token(element_size) + beside) * block_size
     room = free - reserve
     if num_blocks is not None:
         _fits("num_gpu_blocks_override", f"{num_blocks} blocks", num_blocks * block_bytes, room, source, reserve)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+
 import numpy as np
 
 from qiao.contract import PenaltyTensors
 from qiao.engine.batch import place
 from qiao.engine.rows import Int64
 from qiao.engine.sequence import Sequence
+
+Ahead = Items[Items[int]]
+"""For each row the tokens that its sequence is supposed to have behind those that it has."""
 
 
 class _IdRows:
@@ -38,13 +43,16 @@ class _IdRows:
             buffer[length] = token
             self._lengths[row] = length + 1
 
-    def gather(self, rows: Int64) -> Int64:
-        """The ids of ``rows``, padded to the longest."""
+    def gather(self, rows: Int64, ahead: Ahead | None = None) -> Int64:
+        """The ids of ``rows``, each with its ``ahead`` behind them, padded to the longest."""
         chosen = rows.tolist()
-        out = np.full((len(chosen), max(self._lengths[r] for r in chosen)), self._padding, np.int64)
-        for i, row in enumerate(chosen):
+        more = ahead if ahead is not None else [()] * len(chosen)
+        width = max(self._lengths[row] + len(ids) for row, ids in zip(chosen, more, strict=True))
+        out = np.full((len(chosen), width), self._padding, np.int64)
+        for i, (row, ids) in enumerate(zip(chosen, more, strict=True)):
             length = self._lengths[row]
             out[i, :length] = self._buffers[row][:length]
+            out[i, length : length + len(ids)] = ids
         return out
 
 
@@ -84,11 +92,11 @@ class Penalties:
         if active.any():
             self._output.append(rows[active], ids[active])
 
-    def tensors(self, rows: Int64, device: str) -> PenaltyTensors:
-        """The penalties of ``rows``, all of which are active, on ``device``."""
+    def tensors(self, rows: Int64, device: str, ahead: Ahead | None = None) -> PenaltyTensors:
+        """The penalties of ``rows``, all of which are active, on ``device``, as if ``ahead`` had been sampled."""
         return PenaltyTensors(
             prompt_ids=place(self._prompt.gather(rows), device),
-            output_ids=place(self._output.gather(rows), device),
+            output_ids=place(self._output.gather(rows, ahead), device),
             presence=place(self._presence[rows], device),
             frequency=place(self._frequency[rows], device),
             repetition=place(self._repetition[rows], device),

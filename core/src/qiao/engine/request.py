@@ -89,7 +89,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     """A snapshot after a step. Totals only grow; the rest is the state of this moment. Shares are 0 to 1.
 
     ``captured_steps`` of ``steps`` were replays of a recorded program; ``not_captured`` says why decode steps are not.
-    ``prompt_budget`` is how many prompt tokens the last step might take, None without a TPOT target.
+    ``prompt_budget`` is how many prompt tokens the last step might take, None without a TPOT target. Of ``drafts`` with
+    ``draft_tokens`` in all, ``accepted_tokens`` came true; ``accepted_per_position[i]`` counts token i of a draft.
     """
 
     running: int = 0
@@ -108,6 +109,10 @@ class EngineStats(msgspec.Struct, kw_only=True):
     fallbacks: list[FallbackCount] = []
     captured_steps: int = 0
     not_captured: str = ""
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: list[int] = []
 
 
 class EngineInfo(msgspec.Struct, kw_only=True):

@@ -22,17 +22,19 @@ from qiao.optable import OpTable
 
 
 class Runner:
-    """Owns the KV caches of all layers and the sampler.
+    """Owns the KV caches of all layers and the sampler, unless that is another runner's.
 
     Raises ``torch.OutOfMemoryError`` where the caches do not fit the device.
     """
 
-    def __init__(self, model: Model, ops: OpTable, config: EngineConfig, rows: RowTable) -> None:
+    def __init__(
+        self, model: Model, ops: OpTable, config: EngineConfig, rows: RowTable, sampler: Sampler | None = None
+    ) -> None:
         self.model = model
         self.ops = ops
         self._config = config
         self._rows = rows
-        self.sampler = Sampler(config.max_num_seqs, config.vocab_size, ops)
+        self.sampler = sampler or Sampler(config.max_num_seqs, config.vocab_size, ops)
         self.caches: list[KVCache] = [
             ops.allocate_kv(
                 config.num_blocks,
@@ -70,13 +72,17 @@ class Runner:
             return self._sample(found.logits, batch)
         return take(*found.best)
 
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """Hidden states [T, E] of ``batch``; writes the caches."""
+        ops = self.ops
+        token_ids, positions = place(batch.token_ids, ops.device), place(batch.positions, ops.device)
+        return self.forward(token_ids, positions, batch.metadata(ops.kv_device))
+
     def _run_eagerly(self, step: Step, batch: Batch) -> Sampled:
         ops, model = self.ops, self.model
-        token_ids = place(batch.token_ids, ops.device)
-        positions = place(batch.positions, ops.device)
-        hidden = self.forward(token_ids, positions, batch.metadata(ops.kv_device))
+        hidden = self.hidden(batch)
         if step.copies:
-            self._copy(step.copies)
+            self.copy(step.copies)
         for i, seq in enumerate(step.seqs):
             start = int(batch.query_start[i])
             if _scored(seq):
@@ -89,7 +95,10 @@ class Runner:
         return self._sample(model.logits(hidden.index_select(0, index)), batch)
 
     def _sample(self, logits: torch.Tensor, batch: Batch) -> Sampled:
-        return self.sampler.sample(self.ops.stage_logits(logits), batch.sampled_rows)
+        staged = self.ops.stage_logits(logits)
+        if batch.drafts is not None:
+            return self.sampler.verify(staged, batch.sampled_rows, batch.drafts)
+        return self.sampler.sample(staged, batch.sampled_rows)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
         """Hidden states [T, E] of ``token_ids`` and ``positions`` [T] on the compute device; writes the caches."""
@@ -106,7 +115,8 @@ class Runner:
             return metadata
         return replace(metadata, plan=prepare(metadata, *self._plan_heads, self._config.block_size))
 
-    def _copy(self, copies: list[tuple[int, int]]) -> None:
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        """Copy blocks of all caches, as (source, target)."""
         pairs = np.array(copies, np.int64)
         source = place(np.ascontiguousarray(pairs[:, 0]), self.ops.kv_device)
         target = place(np.ascontiguousarray(pairs[:, 1]), self.ops.kv_device)

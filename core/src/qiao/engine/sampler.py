@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import isfinite
 
@@ -13,7 +14,7 @@ from qiao.contract import SamplingTensors
 from qiao.engine.batch import place
 from qiao.engine.logit_edits import LogitEdits
 from qiao.engine.logprobs import score
-from qiao.engine.penalties import Penalties
+from qiao.engine.penalties import Ahead, Penalties
 from qiao.engine.request import TokenLogprobs
 from qiao.engine.rows import Int64
 from qiao.engine.sequence import Sequence
@@ -28,10 +29,13 @@ _SEED_MASK = (1 << 64) - 1
 
 @dataclass(slots=True)
 class Sampled:
-    """``token_ids`` of N rows, ``NO_TOKEN`` where one failed; ``logprobs`` by row, None if not asked."""
+    """``token_ids`` of N rows: one for each, more where drafts held, ``NO_TOKEN`` alone where a row failed.
 
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs | None] | None
+    ``logprobs`` are by row and token, None for a row that did not ask, and None if no row asked.
+    """
+
+    token_ids: list[list[int]]
+    logprobs: list[list[TokenLogprobs] | None] | None
 
 
 class Sampler:
@@ -75,18 +79,55 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, rows: Int64) -> Sampled:
         """One token for each of ``rows`` [N] from ``logits`` [N, V] float32 on the sampling device; may change them."""
+        ids, scored = self.draw(logits, rows)
+        host = ids.cpu().numpy()
+        self._position[rows] += 1
+        self._penalties.append(rows, host)
+        logprobs = None if scored is None else [None if one is None else [one] for one in scored]
+        return Sampled(host[:, None].tolist(), logprobs)
+
+    def verify(self, logits: torch.Tensor, rows: Int64, drafts: Items[Items[int]]) -> Sampled:
+        """As ``sample``, where row i has a draft of k tokens and k + 1 ``logits``: before it, and behind each of them.
+
+        Each position is drawn as it would be without drafts, so what is kept is what would have come anyway: up to and
+        with the first token that is not the draft's.
+        """
+        ahead = [draft[:k] for draft in drafts for k in range(len(draft) + 1)]
+        counts = np.array([len(draft) + 1 for draft in drafts], np.int64)
+        drawn, scored = self.draw(logits, np.repeat(rows, counts), ahead)
+        ids, start = drawn.tolist(), 0
+        result = Sampled([], None if scored is None else [])
+        for row, draft in zip(rows.tolist(), drafts, strict=True):
+            kept = ids[start : start + _agreed(ids[start:], draft)]
+            result.token_ids.append(kept)
+            if scored is not None and result.logprobs is not None:
+                found = [one for one in scored[start : start + len(kept)] if one is not None]
+                result.logprobs.append(found or None)
+            self._position[row] += len(kept)
+            self._penalties.append(np.full(len(kept), row, np.int64), np.array(kept, np.int64))
+            start += len(draft) + 1
+        return result
+
+    def draw(
+        self, logits: torch.Tensor, rows: Int64, ahead: Ahead | None = None
+    ) -> tuple[torch.Tensor, list[TokenLogprobs | None] | None]:
+        """The next token of each of ``rows`` [N], as if ``ahead`` [N] had been sampled before; nothing is remembered.
+
+        Ids [N] int64 on the sampling device, and what was asked for of their log-probabilities. May change ``logits``.
+        """
         ops, device = self._ops, self._ops.sample_device
         wanted = self._logprobs[rows]
         asked = np.flatnonzero(wanted >= 0)
         edited, penalised = self._edits.active[rows].any(), np.flatnonzero(self._penalties.active[rows])
         raw = _select(logits, asked, device, copy=bool(edited or len(penalised))) if len(asked) else None
         if edited:
-            self._edits.apply(logits, rows, device)
+            self._edits.apply(logits, rows, device, ahead)
         if len(penalised):
             at = place(penalised, device)
-            tensors = self._penalties.tensors(rows[penalised], device)
+            chosen_ahead = None if ahead is None else [ahead[i] for i in penalised.tolist()]
+            tensors = self._penalties.tensors(rows[penalised], device, chosen_ahead)
             logits[at] = ops.apply_penalties(logits[at], tensors)
-        params = self._tensors(rows)
+        params = self._tensors(rows, ahead)
         ids = _checked(logits, ops.sample(logits, params), params)
         found: list[TokenLogprobs | None] | None = None
         if raw is not None:
@@ -94,17 +135,17 @@ class Sampler:
             found = [None] * len(rows)
             for i, entry in zip(asked.tolist(), score(ops, raw, chosen.clamp(min=0), wanted[asked]), strict=True):
                 found[i] = entry
-        host = ids.cpu().numpy()
-        self._position[rows] += 1
-        self._penalties.append(rows, host)
-        return Sampled(host.tolist(), found)
+        return ids, found
 
-    def _tensors(self, rows: Int64) -> SamplingTensors:
+    def _tensors(self, rows: Int64, ahead: Ahead | None) -> SamplingTensors:
         device = self._ops.sample_device
         temperature, top_k = self._temperature[rows], self._top_k[rows]
         top_p, min_p = self._top_p[rows], self._min_p[rows]
         all_greedy = not temperature.any()
-        uniform = np.zeros(len(rows), np.float32) if all_greedy else uniforms(self._seed[rows], self._position[rows])
+        uniform = np.zeros(len(rows), np.float32)
+        if not all_greedy:
+            further = 0 if ahead is None else np.array([len(tokens) for tokens in ahead], np.int64)
+            uniform = uniforms(self._seed[rows], self._position[rows] + further)
         return SamplingTensors(
             temperature=place(temperature, device),
             top_k=place(top_k, device),
@@ -121,7 +162,15 @@ class Sampler:
 def take(logits: npt.NDArray[np.float32], best: Int64) -> Sampled:
     """The tokens ``best`` [N] int64, the highest of each row of ``logits`` [N, V]."""
     ids = best.tolist()
-    return Sampled([t if isfinite(logits.item(i, t)) else NO_TOKEN for i, t in enumerate(ids)], None)
+    return Sampled([[t if isfinite(logits.item(i, t)) else NO_TOKEN] for i, t in enumerate(ids)], None)
+
+
+def _agreed(ids: Items[int], draft: Items[int]) -> int:
+    """How many of ``ids`` are to be kept: the draft as far as it was right, and the token behind it."""
+    count = 1
+    while count <= len(draft) and ids[count - 1] == draft[count - 1] and ids[count] != NO_TOKEN:
+        count += 1
+    return count
 
 
 def _select(logits: torch.Tensor, index: Int64, device: str, copy: bool) -> torch.Tensor:

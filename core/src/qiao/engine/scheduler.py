@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from qiao.engine.blocks import BlockManager
 from qiao.engine.config import EngineConfig
+from qiao.engine.drafting import Drafter
 from qiao.engine.fairness import PROMOTED, Account, Displacement, Floor, Shares, loses_first, rank
 from qiao.engine.pacing import Pacer
 from qiao.engine.rows import RowTable
@@ -20,18 +21,20 @@ class Step:
     """``counts[i]`` new tokens of ``seqs[i]``, decodes first.
 
     ``forks`` are siblings that take over the prompt computed by ``seqs[i]`` in this step, as (i, siblings).
-    ``copies`` are blocks to copy once the step has written them, as (source, target).
+    ``copies`` are blocks to copy once the step has written them, as (source, target). ``drafted`` says that some of
+    ``seqs`` compute drafts behind their last token.
     """
 
     seqs: list[Sequence]
     counts: list[int]
     forks: list[tuple[int, list[Sequence]]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    drafted: bool = False
 
     @property
     def num_decodes(self) -> int:
         """Sequences that feed back the token they made last; the rest is prompts and what was preempted."""
-        return sum(c == 1 and s.num_computed + 1 == len(s.tokens) for s, c in zip(self.seqs, self.counts, strict=True))
+        return sum(s.num_computed + 1 == len(s.tokens) for s in self.seqs)
 
     @property
     def num_tokens(self) -> int:
@@ -52,7 +55,12 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: EngineConfig, blocks: BlockManager, rows: RowTable, joined: Callable[[Sequence], None]
+        self,
+        config: EngineConfig,
+        blocks: BlockManager,
+        rows: RowTable,
+        joined: Callable[[Sequence], None],
+        drafter: Drafter | None = None,
     ) -> None:
         self.config = config
         self.blocks = blocks
@@ -66,6 +74,8 @@ class Scheduler:
         self.floor = Floor(config.priority_floor)
         self.pacer = None if config.tpot_target is None else Pacer(config.tpot_target)
         self._joined = joined
+        self._drafter = drafter
+        self._drafted = False
         self._step = 0
         self._budget = 0
         self._scheduled: dict[Sequence, int] = {}
@@ -89,6 +99,7 @@ class Scheduler:
         self._budget = self.config.max_num_batched_tokens
         self._scheduled = {}
         self._starved = False
+        self._drafted = False
         self._displaced = set()
         if self.waiting:
             self._promote()
@@ -98,7 +109,7 @@ class Scheduler:
         self._schedule_prompts(prompts)
         if self._levels:
             self.floor.note(self._scheduled, self.waiting.worst_level)
-        step = Step(list(self._scheduled), list(self._scheduled.values()))
+        step = Step(list(self._scheduled), list(self._scheduled.values()), drafted=self._drafted)
         self._fork(step)
         return step
 
@@ -147,12 +158,36 @@ class Scheduler:
         if len(decodes) > self._budget and self.shares.competing:
             decodes.sort(key=lambda seq: (rank(seq), seq.key))
         block_size = self.config.block_size
+        drafter = self._drafter if self._drafter is None or len(decodes) <= self._drafter.most_running else None
+        left = len(decodes)
         for seq in decodes:
+            left -= 1
             if self._budget <= 0:
                 break
             if seq.row >= 0 and (len(seq.blocks) * block_size > seq.num_computed or self._make_room(seq, 1)):
-                self._take(seq, 1)
+                more = self._draft(seq, drafter, left) if drafter is not None else 0
+                self._take(seq, 1 + more)
         return prompts
+
+    def _draft(self, seq: Sequence, drafter: Drafter, left: int) -> int:
+        """Let ``seq`` guess ahead, as far as the budget of the ``left`` other decodes and blocks that are to spare
+        allow: nobody is put back for a guess.
+        """
+        spare, account = self.blocks.available - len(self.running) - self._watermark, seq.request.account
+        if account.cap is not None:
+            spare = min(spare, account.cap - account.blocks)
+        room = (len(seq.blocks) + max(0, spare)) * self.config.block_size - seq.num_computed - 1
+        most = min(room, seq.limit - len(seq.tokens) - 1, self._budget - 1 - left)
+        if most <= 0:
+            return 0
+        seq.draft = drafter.draft(seq, most)
+        if not seq.draft:
+            return 0
+        self._drafted = True
+        needed = self.blocks.blocks_for(seq.num_computed + 1 + len(seq.draft)) - len(seq.blocks)
+        if needed > 0:
+            self._hold(seq, self.blocks.allocate(needed), extend=True)
+        return len(seq.draft)
 
     def _schedule_prompts(self, prompts: list[Sequence]) -> None:
         capped: set[Account] = set()
@@ -220,6 +255,7 @@ class Scheduler:
             self._drop_reserved(seq)
         self._release(seq)
         seq.num_computed = 0
+        seq.draft = []
         self.num_preemptions += 1
         self.waiting.push(seq, self._step)
 
@@ -312,7 +348,7 @@ class Scheduler:
         self.blocks.share(hits)
         new = self.blocks.blocks_for(cached + count) - len(hits)
         self._hold(seq, hits + self.blocks.allocate(new))
-        seq.num_computed = cached
+        seq.num_computed = seq.num_drafted = cached
         seq.num_registered = len(hits)
         if not seq.counted:
             self.prefix_queries += len(seq.tokens)

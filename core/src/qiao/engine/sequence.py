@@ -14,6 +14,7 @@ from qiao.engine.request import EngineRequest, TokenLogprobs
 
 if TYPE_CHECKING:
     from qiao.engine.grammars import GrammarState
+    from qiao.engine.prompt_lookup import NgramIndex
 
 Key = tuple[int, int, int]
 """Order of service, lowest first: (level, arrival number, index of the sequence in its request)."""
@@ -96,17 +97,22 @@ class Sequence:
     sequence samples when all are. ``limit`` is the most tokens it may have. ``stops`` maps the ids that end it to the
     reported reason (None for EOS). ``row`` is its place in the persistent batch arrays, -1 while it waits.
     ``counted`` says that the prefix statistics know it. ``grammar`` is what the output must follow, where it must.
+    ``draft`` are guesses at its next tokens while a step tries them, ``ngrams`` where its endings occurred before, and
+    ``num_drafted`` how many of its tokens a draft model has computed.
     """
 
     __slots__ = (
         "blocks",
         "counted",
+        "draft",
         "grammar",
         "index",
         "key",
         "keys",
         "limit",
+        "ngrams",
         "num_computed",
+        "num_drafted",
         "num_prompt",
         "num_registered",
         "request",
@@ -136,6 +142,9 @@ class Sequence:
         self.waited = 0
         self.counted = False
         self.grammar: GrammarState | None = None
+        self.draft: list[int] = []
+        self.ngrams: NgramIndex | None = None
+        self.num_drafted = 0
         self.waiting_since = 0
         params = source.params
         self.stops: dict[int, int | None] = {t: t for t in params.stop_token_ids or ()}

@@ -53,7 +53,7 @@ def _converted(values: dict[str, Any]) -> dict[str, Any]:
         value = result.get(name)
         if name in result:
             result[name] = (value,) if isinstance(value, str) else tuple(value or ())
-    for name in ("hf_overrides", "override_generation_config", "pooler_config"):
+    for name in ("hf_overrides", "override_generation_config", "pooler_config", "speculative_config"):
         if callable(result.get(name)):
             raise ParameterError(name, "must be a dict; a function is not supported")
         if name in result:

@@ -37,6 +37,10 @@ class Snapshot(Protocol):
     captured_steps: int
     prompt_tokens: int
     generation_tokens: int
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+    accepted_per_position: list[int]
     utilization: float | None
     prompt_budget: int | None
 
@@ -60,6 +64,7 @@ class SnapshotCollector(Collector):
         stats = self._snapshot()
         yield from self._gauges(stats)
         yield from self._counters(stats)
+        yield self._accepted(stats.accepted_per_position)
         yield from self._fallbacks(stats.fallbacks)
 
     def describe(self) -> list[Metric]:
@@ -101,6 +106,9 @@ class SnapshotCollector(Collector):
             ((names.PREEMPTIONS,), "Sequences put back to waiting for lack of blocks.", stats.preemptions),
             ((names.STEPS,), "Steps of the engine.", stats.steps),
             ((names.CAPTURED_STEPS,), "Steps among them that replayed a recorded program.", stats.captured_steps),
+            ((names.DRAFTS,), "Guesses at next tokens that were tried.", stats.drafts),
+            ((names.DRAFT_TOKENS,), "Tokens of those guesses.", stats.draft_tokens),
+            ((names.ACCEPTED_TOKENS,), "Tokens of those guesses that came true.", stats.accepted_tokens),
             (names.PREFIX_QUERIES, "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
             (names.PREFIX_HITS, "Prompt tokens found in the prefix cache.", stats.prefix_hits),
         ]
@@ -109,6 +117,13 @@ class SnapshotCollector(Collector):
                 family = CounterMetricFamily(name, text, labels=list(self._labels))
                 family.add_metric(list(self._labels.values()), value)
                 yield family
+
+    def _accepted(self, counts: Sequence[int]) -> Metric:
+        text = "Tokens that came true, by their position in a guess."
+        family = CounterMetricFamily(names.ACCEPTED_PER_POSITION, text, labels=[*self._labels, "position"])
+        for position, count in enumerate(counts):
+            family.add_metric([*self._labels.values(), str(position)], count)
+        return family
 
     def _fallbacks(self, fallbacks: Sequence[FallbackTotals]) -> Iterator[Metric]:
         keys = [*self._labels, "operator"]

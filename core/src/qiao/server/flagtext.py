@@ -42,6 +42,7 @@ FLAG_TEXT: Mapping[str, str] = {
     "tpot_target_ms": "milliseconds that a step with running answers should take; prompt chunks adapt to it",
     "scheduling_policy": "fcfs or priority",
     "priority_floor": "share of the tokens that priorities get which others pass by; 0 for none",
+    "speculative_config": "guess tokens ahead: method (ngram or draft_model), num_speculative_tokens, model, ...",
     "enforce_eager": "run every decode step operator by operator instead of replaying recorded programs",
     "threads": "CPU threads of the engine; by default a thread a physical core, within the container's quota",
     "check_integrity": "check blocks and references whenever idle (for tests)",
