@@ -148,52 +148,50 @@ def test_steps_are_saved_where_the_answer_repeats_itself() -> None:
     assert (plain.stats().steps, engine.stats().steps) == (100, 26)
 
 
-@pytest.mark.parametrize("kind", ["lookup", "unsure"])
-def test_tokens_are_distributed_as_the_model_says(kind: str) -> None:
-    """Chi-squared over pairs of tokens behind a prompt, against the probabilities of the model in float64."""
-    prompt, count, rounds = [5, 6, 7, 5, 6, 7, 5], 64, 30
-    model = TinyModel(make_ops())
-    kept = 4
-
-    def distribution(tokens: list[int]) -> dict[int, float]:
-        best = model.naive(tokens)[-1].double().topk(kept)
-        return dict(zip(best.indices.tolist(), best.values.softmax(0).tolist(), strict=True))
-
-    expected = {(a, b): p * q for a, p in distribution(prompt).items() for b, q in distribution([*prompt, a]).items()}
-    # Tokens of the prompt itself, so that look-up finds a draft behind them.
-    bias = None if kind == "unsure" else {6: 8.0, 7: 6.0, 5: 6.0}
-    if bias is not None:
-        expected = {}
-        for a, p in _biased(model, prompt, bias, kept).items():
-            expected.update({(a, b): p * q for b, q in _biased(model, [*prompt, a], bias, kept).items()})
-    engine = speculating(kind, num_blocks=1024, max_num_seqs=count, max_num_batched_tokens=1024)
-    seen: Counter[tuple[int, int]] = Counter()
-    for i in range(rounds):
-        item = request(
-            str(i), prompt, n=count, max_tokens=6, temperature=1.0, top_k=kept, seed=1000 * i, logit_bias=bias
-        )
-        found = run(engine, [item])
-        seen.update((tokens[0], tokens[1]) for tokens in found.tokens.values())
-    stats = engine.stats()
-    assert 0.1 < stats.accepted_tokens / stats.draft_tokens < 0.95
-    total = count * rounds
-    assert set(seen) <= set(expected)
-    rare = sum(p for p in expected.values() if p * total < 5)
-    cells = [(seen[pair], p * total) for pair, p in expected.items() if p * total >= 5]
-    cells.append((total - sum(n for n, _ in cells), rare * total)) if rare else None
-    statistic = sum((n - wanted) ** 2 / wanted for n, wanted in cells)
-    # The 99.9 % quantile of the chi-squared distribution, by Wilson and Hilferty.
-    free = len(cells) - 1
-    quantile = free * (1 - 2 / (9 * free) + 3.0902 * (2 / (9 * free)) ** 0.5) ** 3
-    assert free >= 5 and statistic < quantile
-
-
-def _biased(model: TinyModel, tokens: list[int], bias: dict[int, float], kept: int) -> dict[int, float]:
+def best_of(model: TinyModel, tokens: list[int], bias: dict[int, float], heat: float, kept: int) -> dict[int, float]:
+    """Probabilities of the ``kept`` likeliest next tokens, in float64."""
     logits = model.naive(tokens)[-1].double()
     for token, value in bias.items():
         logits[token] += value
-    best = logits.topk(kept)
+    best = (logits / heat).topk(kept)
     return dict(zip(best.indices.tolist(), best.values.softmax(0).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["lookup", "unsure"])
+def test_tokens_are_distributed_as_the_model_says(kind: str) -> None:
+    """Chi-squared over three tokens of an answer: without a draft, before a draft, and behind its first token."""
+    prompt, count, rounds, kept = [5, 6, 7, 5, 6, 7, 5], 64, 12, 3
+    bias: dict[int, float] = {}
+    heat = 1.0
+    if kind == "lookup":  # only the prompt's own tokens, so that what followed them is a guess at all
+        bias, heat = dict.fromkeys((5, 6, 7), 40.0), 2.0
+    model = TinyModel(make_ops())
+    expected: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        longer: dict[tuple[int, ...], float] = {}
+        for tokens, p in expected.items():
+            likely = best_of(model, [*prompt, *tokens], bias, heat, kept)
+            longer.update({(*tokens, token): p * q for token, q in likely.items()})
+        expected = longer
+    engine = speculating(kind, num_blocks=1024, max_num_seqs=count, max_num_batched_tokens=1024)
+    seen: Counter[tuple[int, ...]] = Counter()
+    params: dict[str, Any] = {"max_tokens": 4, "temperature": heat, "top_k": kept, "logit_bias": bias or None}
+    for i in range(rounds):
+        found = run(engine, [request(str(i), prompt, n=count, seed=1000 * i, **params)])
+        seen.update(tuple(tokens[:3]) for tokens in found.tokens.values())
+    stats = engine.stats()
+    assert 0.05 < stats.accepted_tokens / stats.draft_tokens < 0.95
+    assert set(seen) <= set(expected)
+    total = count * rounds
+    cells = [(seen[tokens], p * total) for tokens, p in expected.items() if p * total >= 5]
+    rest = total - sum(wanted for _, wanted in cells)
+    if rest > 1:
+        cells.append((total - sum(n for n, _ in cells), rest))
+    statistic = sum((n - wanted) ** 2 / wanted for n, wanted in cells)
+    # The 99.9 % quantile of the chi-squared distribution, by Wilson and Hilferty.
+    free = len(cells) - 1
+    assert free >= 8
+    assert statistic < free * (1 - 2 / (9 * free) + 3.0902 * (2 / (9 * free)) ** 0.5) ** 3
 
 
 def test_steps_without_a_draft_stay_captured() -> None:

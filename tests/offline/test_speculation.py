@@ -12,6 +12,7 @@ from tests.offline.conftest import SMALL
 from tests.support.checkpoints import rand_checkpoint
 
 LOOKUP = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+LIST = {"type": "array", "items": {"enum": ["aa", "ab"]}, "minItems": 6, "maxItems": 9}
 PROMPTS = ["ab", "abcabcabcabc", "12 34 56", "x"]
 
 
@@ -49,7 +50,7 @@ def test_grammars_are_followed(rand_llm: LLM, guessing: LLM) -> None:
     """Guesses that the grammar refuses are rejected, the others are kept; the end is where it would be."""
     wanted = (
         StructuredOutputsParams(regex="(ab){12}[0-9]"),
-        StructuredOutputsParams(json={"type": "array", "items": {"enum": ["aa", "ab"]}, "minItems": 6, "maxItems": 9}),
+        StructuredOutputsParams(json=LIST, disable_any_whitespace=True),
     )
     for structured in wanted:
         params = SamplingParams(structured_outputs=structured, max_tokens=200, seed=3, temperature=1.0)
