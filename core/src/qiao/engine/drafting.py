@@ -52,7 +52,7 @@ class Drafter(Protocol):
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Totals: ``drafts`` that were tried, their ``tokens``, how many were ``accepted``, and that by place in a draft."""
+    """Totals: ``drafts`` tried, their ``tokens``, how many were ``accepted``, and that by place in a draft."""
 
     drafts: int = 0
     tokens: int = 0
