@@ -190,7 +190,7 @@ def test_tokens_are_distributed_as_the_model_says(kind: str) -> None:
     statistic = sum((n - wanted) ** 2 / wanted for n, wanted in cells)
     # The 99.9 % quantile of the chi-squared distribution, by Wilson and Hilferty.
     free = len(cells) - 1
-    assert free >= 8
+    assert free >= 5
     assert statistic < free * (1 - 2 / (9 * free) + 3.0902 * (2 / (9 * free)) ** 0.5) ** 3
 
 
