@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
-from qiao.engine.request import EngineStats, FallbackCount
+from qiao.engine.request import EngineStats, FallbackCount, OffloadStats
 from qiao.observability.metrics import FinishedRequest, Metrics
 
 STATS = EngineStats(
@@ -23,6 +23,7 @@ STATS = EngineStats(
     draft_tokens=15,
     accepted_tokens=7,
     accepted_per_position=[4, 3],
+    offload=OffloadStats(queries=75, host_hits=30, disk_hits=10, host_bytes=512, host_capacity=2048, disk_bytes=4096),
     fallbacks=[FallbackCount("attention", 7, 100, 200, 1.5)],
 )
 
@@ -55,6 +56,13 @@ def test_gauges_counters_and_their_old_names() -> None:
     assert got["qiao:engine_steps_total"] == 9 and got["qiao:captured_steps_total"] == 6
     assert got["vllm:prefix_cache_queries_total"] == got["vllm:gpu_prefix_cache_queries_total"] == 100
     assert got["vllm:prefix_cache_hits_total"] == 25
+    assert got["vllm:prompt_tokens_cached_by_source_total|device"] == 25
+    assert got["vllm:prompt_tokens_cached_by_source_total|host"] == 30
+    assert got["vllm:prompt_tokens_cached_by_source_total|disk"] == 10
+    assert got["vllm:external_prefix_cache_queries_total"] == 75
+    assert got["vllm:external_prefix_cache_hits_total"] == 40
+    assert got["vllm:cpu_cache_usage_perc"] == 0.25
+    assert (got["qiao:kv_offload_bytes|host"], got["qiao:kv_offload_bytes|disk"]) == (512, 4096)
     assert got["vllm:spec_decode_num_drafts_total"] == 5
     assert got["vllm:spec_decode_num_draft_tokens_total"] == 15
     assert got["vllm:spec_decode_num_accepted_tokens_total"] == 7

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +22,7 @@ from qiao.engine import Engine, EngineConfig
 from qiao.engine.drafting import DraftParts
 from qiao.engine.grammars import Vocabulary
 from qiao.engine.memory import KVSize, gib, memory_limit, size_kv
+from qiao.engine.tiers import OffloadSizes, private_folder
 from qiao.engine.request import EngineInfo, FallbackCount
 from qiao.errors import ModelError, ParameterError
 from qiao.loading import (
@@ -89,6 +92,7 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
     logger.info(size.explanation)
     max_model_len = _fit_context(wanted, size, plan.block_size)
     settings = _engine_config(args, shape, plan, size, max_model_len, kv_dtype)
+    settings = replace(settings, kv_offloading=_offloading(placed, draft, backend))
     ends = eos_token_ids(_end_of(placed.config))
     vocabulary = partial(read_vocabulary, args, shape.vocab_size, ends)
     engine = Engine(model, ops, settings, _counts(counters), vocabulary=vocabulary, draft=parts)
@@ -324,6 +328,35 @@ def kept_weights(
         "code": code_identity(here / name for name in ("layers", "loading", "models", "quantization")),
     }
     return PackedCache(folder), key
+
+
+def _offloading(placed: _Placed, draft: _Placed | None, backend: Backend) -> OffloadSizes | None:
+    """Where evicted blocks are kept, under a name for all that their bytes depend on. Raises ``ParameterError``."""
+    args, ops = placed.args, placed.ops
+    if not (args.kv_offloading_size or args.kv_offloading_path):
+        return None
+    if ops.swap_blocks is None and ops.kv_layout not in ("NHD", "HND"):
+        raise ParameterError(
+            "kv_offloading_size", f"the device keeps its cache as {ops.kv_layout} and has no swap_blocks; leave it out"
+        )
+    here, models = Path(__file__).parent, [one for one in (placed, draft) if one is not None]
+    facts = [
+        {
+            "sources": source_identity(weight_files(one.files)),
+            "config": plain_config(one.files, one.args.hf_overrides),
+            "dtypes": [one.shape.dtype, one.shape.cache_dtype, one.args.quantization],
+            "cache": [one.ops.kv_layout, one.plan.block_size, backend.plugin],
+            "code": code_identity(here / name for name in ("layers", "loading", "models", "quantization")),
+        }
+        for one in models
+    ]
+    identity = sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    folder = None if args.kv_offloading_path is None else Path(args.kv_offloading_path).expanduser()
+    host, disk = (int(size * 2**30) for size in (args.kv_offloading_size or 0.0, args.kv_offloading_disk_size))
+    try:
+        return OffloadSizes(host, private_folder(folder) if folder is not None else None, disk, identity)
+    except OSError as error:
+        raise ParameterError("kv_offloading_path", f"{folder} cannot be used: {error}") from error
 
 
 def _context(args: EngineArgs, shape: ModelShape) -> int:

@@ -102,7 +102,9 @@ class EngineArgs:
     ``packed_cache`` is the folder of packed weights, or ``off``; None is the variable ``QIAO_PACKED_CACHE``, else
     ``~/.cache/qiao/packed``.
     ``block_size`` in tokens; None takes what the device allows nearest to 16. ``kv_cache_dtype``: see ``KV_DTYPES``,
-    ``auto`` is the model's own. ``speculative_config`` is vLLM's, see ``SpeculativeConfig``.
+    ``auto`` is the model's own. ``kv_offloading_size`` are GiB of host memory for evicted blocks of the prefix cache, and
+    ``kv_offloading_path`` a folder with ``kv_offloading_disk_size`` GiB behind it; None for neither.
+    ``speculative_config`` is vLLM's, see ``SpeculativeConfig``.
 
     Raises ``ParameterError`` naming the field.
     """
@@ -135,6 +137,9 @@ class EngineArgs:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
+    kv_offloading_size: float | None = None
+    kv_offloading_path: str | None = None
+    kv_offloading_disk_size: float = 10.0
     enable_chunked_prefill: bool = True
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
@@ -182,6 +187,7 @@ class EngineArgs:
             names = ", ".join((*_DTYPES, *_OTHER_NAMES))
             raise ParameterError("dtype", f"must be one of {names}, got {self.dtype!r}")
         self._check_kv_dtype()
+        self._check_offloading()
         SpeculativeConfig.parse(self.speculative_config)
         if not self.enable_chunked_prefill and self.max_model_len and self.max_num_batched_tokens < self.max_model_len:
             raise ParameterError(
@@ -198,6 +204,14 @@ class EngineArgs:
             )
         if name not in KV_DTYPES:
             raise ParameterError("kv_cache_dtype", f"must be one of {', '.join(KV_DTYPES)}, got {name!r}")
+
+    def _check_offloading(self) -> None:
+        for name in ("kv_offloading_size", "kv_offloading_disk_size"):
+            size = getattr(self, name)
+            if size is not None and (isinstance(size, bool) or not isinstance(size, int | float) or not size >= 0.0):
+                raise ParameterError(name, f"must be GiB, 0 or more, got {size!r}")
+        if (self.kv_offloading_size or self.kv_offloading_path) and not self.enable_prefix_caching:
+            raise ParameterError("kv_offloading_size", "needs prefix caching: it keeps what that evicts")
 
     @property
     def speculation(self) -> SpeculativeConfig | None:

@@ -69,6 +69,7 @@ FIXED: Mapping[str, Only] = MappingProxyType(
         "nnodes": Only((1,), "one machine for now"),
         "cpu_offload_gb": Only((0,), "weights are not offloaded"),
         "enable_lora": Only((False,), _NO_LORA),
+        "kv_offloading_backend": Only(("native", None), "blocks are kept in this process's memory and in files"),
         "kv_transfer_config": Only((None,), "caches are not transferred between servers"),
         "logits_processors": Only((None, []), _NOT_YET),
         "quantization_config": Only((None,), "the checkpoint says how it is quantized"),

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from qiao.engine.prefix import PrefixCache
+from qiao.engine.prefix import BlockKey, PrefixCache
 
 
 class BlockManager:
     """Free list and reference counts of ``num_blocks`` blocks of ``block_size`` tokens.
 
     A block is free, referenced (by one sequence, or by several that share it), or cached: unreferenced, its content
-    kept for a prefix hit until the memory is needed. ``cache`` None switches the last state off.
+    kept for a prefix hit until the memory is needed. ``cache`` None switches the last state off. ``keep`` gets evicted
+    blocks with their keys while their content is still there.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, cache: PrefixCache | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        cache: PrefixCache | None = None,
+        keep: Callable[[list[tuple[int, BlockKey]]], None] | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.cache = cache
+        self._keep = keep
         self.references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
 
@@ -44,14 +52,18 @@ class BlockManager:
         """``count`` blocks with one reference each; the caller has made sure that they are ``available``."""
         assert count <= self.available, f"{count} blocks asked, {self.available} available"
         blocks: list[int] = []
+        evicted: list[tuple[int, BlockKey]] = []
         for _ in range(count):
             if self._free:
                 block = self._free.pop()
             else:
                 assert self.cache is not None
-                block = self.cache.evict()
+                evicted.append(self.cache.evict())
+                block = evicted[-1][0]
             self.references[block] = 1
             blocks.append(block)
+        if evicted and self._keep is not None:
+            self._keep(evicted)
         return blocks
 
     def unreferenced(self, blocks: Iterable[int]) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from qiao.engine.tiers import OffloadSizes
 from qiao.errors import ParameterError
 
 _POSITIVE = (
@@ -32,7 +33,8 @@ class EngineConfig:
     ``check_integrity`` compares blocks and references whenever the engine falls idle. ``enforce_eager`` records no
     decode steps. A draft has at most ``num_speculative_tokens`` tokens (0: there are none), from a draft model where
     the engine is given one, else from what followed an earlier occurrence of the last ``prompt_lookup_min`` to
-    ``prompt_lookup_max`` tokens; nobody drafts while more than ``most_drafting`` answers run.
+    ``prompt_lookup_max`` tokens; nobody drafts while more than ``most_drafting`` answers run. ``kv_offloading`` is
+    where evicted blocks of the prefix cache are kept, None for nowhere.
 
     Raises ``ParameterError`` naming the field.
     """
@@ -58,6 +60,7 @@ class EngineConfig:
     prompt_lookup_min: int = 5
     prompt_lookup_max: int = 5
     most_drafting: int = 1 << 30
+    kv_offloading: OffloadSizes | None = None
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
@@ -69,6 +72,8 @@ class EngineConfig:
             raise ParameterError("tpot_target_ms", f"must be above 0 and needs chunked prefill, got {self.tpot_target}")
         if self.scheduling_policy not in ("fcfs", "priority"):
             raise ParameterError("scheduling_policy", f"must be fcfs or priority, got {self.scheduling_policy!r}")
+        if self.kv_offloading is not None and not self.enable_prefix_caching:
+            raise ParameterError("kv_offloading_size", "needs prefix caching: it keeps what that evicts")
         if not 0.0 <= self.priority_floor < 1.0:
             raise ParameterError("priority_floor", f"must be 0 (none) or more and below 1, got {self.priority_floor}")
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.capacity:

@@ -16,6 +16,7 @@ from itertools import chain
 import numpy as np
 import torch
 
+from qiao.contract import KVCache
 from qiao.engine.batch import Batch, decode_batch, place, ragged_batch
 from qiao.engine.config import EngineConfig
 from qiao.engine.drafting import DraftParts
@@ -38,6 +39,11 @@ class DraftModel:
         self._chunk = config.max_num_batched_tokens
         self._rows = rows
         self._runner = Runner(parts.model, parts.ops, replace(config, dtype=parts.cache_dtype), rows, sampler)
+
+    @property
+    def caches(self) -> list[KVCache]:
+        """The small model's KV caches."""
+        return self._runner.caches
 
     def draft(self, seq: Sequence, most: int) -> list[int]:
         """Places, to be filled once the sequence has blocks for them."""

@@ -19,6 +19,7 @@ from qiao.engine.draft_model import DraftModel
 from qiao.engine.drafting import DraftCounts, Drafter, DraftParts
 from qiao.engine.grammars import GrammarCompiler, GrammarQueue, Vocabulary
 from qiao.engine.integrity import check_scheduler
+from qiao.engine.offloading import BlockCopier, Offload
 from qiao.engine.pooling import embedding
 from qiao.engine.prefix import PrefixCache
 from qiao.engine.prompt_lookup import PromptLookup
@@ -64,13 +65,17 @@ class Engine:
         self._ops = ops
         self._fallback_counts = fallback_counts
         self._clock = clock
-        cache = PrefixCache() if config.enable_prefix_caching else None
-        self._blocks = BlockManager(config.num_blocks, config.block_size, cache)
         self._rows = RowTable(config.max_num_seqs, config.max_blocks_per_seq)
         self._runner = Runner(model, ops, config, self._rows)
         self._drafter = self._make_drafter(draft)
         self._draft_counts = DraftCounts()
-        self._scheduler = Scheduler(config, self._blocks, self._rows, self._runner.sampler.join, self._drafter)
+        self._offload = self._make_offload()
+        cache = PrefixCache() if config.enable_prefix_caching else None
+        keep = None if self._offload is None else self._offload.save
+        self._blocks = BlockManager(config.num_blocks, config.block_size, cache, keep)
+        self._scheduler = Scheduler(
+            config, self._blocks, self._rows, self._runner.sampler.join, self._drafter, self._offload
+        )
         compiler = GrammarCompiler(vocabulary, config.vocab_size) if vocabulary is not None else None
         self._grammars = GrammarQueue(compiler)
         self._requests: dict[str, Request] = {}
@@ -87,6 +92,14 @@ class Engine:
             return DraftModel(draft, config, self._rows, self._runner.sampler)
         lengths = config.prompt_lookup_min, config.prompt_lookup_max
         return PromptLookup(config.num_speculative_tokens, *lengths, config.most_drafting)
+
+    def _make_offload(self) -> Offload | None:
+        sizes, caches = self.config.kv_offloading, self._runner.caches
+        if sizes is None:
+            return None
+        if isinstance(self._drafter, DraftModel):
+            caches = caches + self._drafter.caches
+        return Offload(BlockCopier(caches, self._ops.swap_blocks), self.config.block_size, sizes)
 
     # requests ---------------------------------------------------------------------------------------------------------
 
@@ -346,6 +359,8 @@ class Engine:
             if distrusted and self._blocks.cache is not None:
                 for seq in ended:
                     self._blocks.cache.forget(seq.blocks)
+                    if self._offload is not None:
+                        self._offload.forget(seq.keys)
             self._finish_all(ended)
             where = request.fault_field
             outputs += [
@@ -421,6 +436,8 @@ class Engine:
         counts = self._draft_counts
         totals.drafts, totals.draft_tokens, totals.accepted_tokens = counts.drafts, counts.tokens, counts.accepted
         totals.accepted_per_position = list(counts.per_position)
+        if self._offload is not None:
+            totals.offload = self._offload.stats()
         totals.fallbacks = list(self._fallback_counts())
         return copy(totals)
 
@@ -429,8 +446,10 @@ class Engine:
         check_scheduler(self._scheduler)
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes; running sequences keep their blocks."""
+        """Forget all cached prefixes, those kept beside the device too; running sequences keep their blocks."""
         self._blocks.forget()
+        if self._offload is not None:
+            self._offload.clear()
 
 
 def _describe(error: Exception, ops: OpTable) -> str:

@@ -78,11 +78,12 @@ class PrefixCache:
         """A cached block is referred to again."""
         del self._unused[block]
 
-    def evict(self) -> int:
-        """Forget the least recently used unreferenced block and return it."""
+    def evict(self) -> tuple[int, BlockKey]:
+        """Forget the least recently used unreferenced block and return it with what it holds."""
         block, _ = self._unused.popitem(last=False)
-        del self._blocks[self._keys.pop(block)]
-        return block
+        key = self._keys.pop(block)
+        del self._blocks[key]
+        return block, key
 
     def forget(self, blocks: Items[int]) -> None:
         """Make no prefix hit find ``blocks`` again; whoever refers to them, and all are referred to, keeps them."""

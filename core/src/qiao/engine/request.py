@@ -85,12 +85,24 @@ class FallbackCount(msgspec.Struct):
     seconds: float = 0.0
 
 
+class OffloadStats(msgspec.Struct, kw_only=True):
+    """KV blocks beside the device: tokens asked for behind a prefix hit, and those that came back, by tier; bytes."""
+
+    queries: int = 0
+    host_hits: int = 0
+    disk_hits: int = 0
+    host_bytes: int = 0
+    host_capacity: int = 0
+    disk_bytes: int = 0
+
+
 class EngineStats(msgspec.Struct, kw_only=True):
     """A snapshot after a step. Totals only grow; the rest is the state of this moment. Shares are 0 to 1.
 
     ``captured_steps`` of ``steps`` were replays of a recorded program; ``not_captured`` says why decode steps are not.
     ``prompt_budget`` is how many prompt tokens the last step might take, None without a TPOT target. Of ``drafts`` with
     ``draft_tokens`` in all, ``accepted_tokens`` came true; ``accepted_per_position[i]`` counts token i of a draft.
+    ``offload`` is None where evicted blocks are lost.
     """
 
     running: int = 0
@@ -113,6 +125,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_position: list[int] = []
+    offload: OffloadStats | None = None
 
 
 class EngineInfo(msgspec.Struct, kw_only=True):

@@ -10,9 +10,12 @@ from qiao.engine.blocks import BlockManager
 from qiao.engine.config import EngineConfig
 from qiao.engine.drafting import Drafter
 from qiao.engine.fairness import PROMOTED, Account, Displacement, Floor, Shares, loses_first, rank
+from qiao.engine.offloading import Offload
 from qiao.engine.pacing import Pacer
+from qiao.engine.prefix import BlockKey
 from qiao.engine.rows import RowTable
 from qiao.engine.sequence import Sequence, Status
+from qiao.engine.tiers import Content
 from qiao.engine.waiting import WaitingQueue
 
 
@@ -61,6 +64,7 @@ class Scheduler:
         rows: RowTable,
         joined: Callable[[Sequence], None],
         drafter: Drafter | None = None,
+        offload: Offload | None = None,
     ) -> None:
         self.config = config
         self.blocks = blocks
@@ -75,6 +79,7 @@ class Scheduler:
         self.pacer = None if config.tpot_target is None else Pacer(config.tpot_target)
         self._joined = joined
         self._drafter = drafter
+        self._offload = offload
         self._drafted = False
         self._step = 0
         self._budget = 0
@@ -295,17 +300,22 @@ class Scheduler:
         """Start the waiting ``seq``; False where there is no room for it."""
         wanted = [seq] if seq.request.forked else self._unfinished(seq)
         hits = self._prefix_hit(seq)
-        cached = len(hits) * self.config.block_size
-        count = self._chunk(len(seq.tokens) - cached)
+        kept = self._kept_keys(seq, len(hits))
+        count = self._chunk(len(seq.tokens) - (len(hits) + len(kept)) * self.config.block_size)
         if count == 0 or seq in self._displaced:
             return False
         if not self._has_room(seq, wanted, hits) and not self._displace(seq, wanted, hits):
+            return False
+        contents = self._offload.load(kept) if self._offload is not None and kept else []
+        cached = (len(hits) + len(contents)) * self.config.block_size
+        count = self._chunk(len(seq.tokens) - cached)
+        if count == 0:  # a content was damaged, and what is left does not fit this step
             return False
         self.waiting.pop(seq, self._step)
         for member in wanted:
             self.rows.take(member)
         seq.request.account.rows += len(wanted)
-        self._start(seq, hits, cached, count)
+        self._start(seq, hits, contents, count)
         self._take(seq, count)
         return True
 
@@ -344,15 +354,31 @@ class Scheduler:
         full = (len(seq.tokens) - 1) // self.config.block_size
         return cache.match(seq.keys_up_to(full, self.config.block_size))
 
-    def _start(self, seq: Sequence, hits: list[int], cached: int, count: int) -> None:
+    def _kept_keys(self, seq: Sequence, hits: int) -> list[BlockKey]:
+        """Keys behind the ``hits`` first blocks of ``seq`` whose contents are kept beside the device."""
+        if self._offload is None or (seq.index == 0 and seq.request.needs_whole_prompt):
+            return []
+        full = (len(seq.tokens) - 1) // self.config.block_size
+        keys = seq.keys_up_to(full, self.config.block_size)[hits:]
+        return keys[: self._offload.known(keys)]
+
+    def _start(self, seq: Sequence, hits: list[int], contents: list[Content], count: int) -> None:
         self.blocks.share(hits)
-        new = self.blocks.blocks_for(cached + count) - len(hits)
-        self._hold(seq, hits + self.blocks.allocate(new))
+        known = len(hits) + len(contents)
+        cached = known * self.config.block_size
+        self._hold(seq, hits + self.blocks.allocate(self.blocks.blocks_for(cached + count) - len(hits)))
+        if self._offload is not None and contents:
+            self._offload.restore(seq.blocks[len(hits) : known], contents)
+            assert self.blocks.cache is not None
+            for i in range(len(hits), known):
+                self.blocks.cache.register(seq.blocks[i], seq.keys[i])
         seq.num_computed = seq.num_drafted = cached
-        seq.num_registered = len(hits)
+        seq.num_registered = known
         if not seq.counted:
             self.prefix_queries += len(seq.tokens)
-            self.prefix_hits += cached
+            self.prefix_hits += len(hits) * self.config.block_size
+            if self._offload is not None:
+                self._offload.queries += len(seq.tokens) - len(hits) * self.config.block_size
             seq.request.cached_tokens += cached if seq.index == 0 else 0
             seq.counted = True
         self._run(seq)

@@ -23,6 +23,17 @@ class FallbackTotals(Protocol):
     seconds: float
 
 
+class OffloadTotals(Protocol):
+    """KV blocks beside the device."""
+
+    queries: int
+    host_hits: int
+    disk_hits: int
+    host_bytes: int
+    host_capacity: int
+    disk_bytes: int
+
+
 class Snapshot(Protocol):
     """What ``qiao.engine.request.EngineStats`` has; this layer may not import it."""
 
@@ -45,6 +56,11 @@ class Snapshot(Protocol):
     prompt_budget: int | None
 
     @property
+    def offload(self) -> OffloadTotals | None:
+        """None where evicted blocks are lost."""
+        ...
+
+    @property
     def fallbacks(self) -> Sequence[FallbackTotals]:
         """One record per operator on the host."""
         ...
@@ -65,6 +81,7 @@ class SnapshotCollector(Collector):
         yield from self._gauges(stats)
         yield from self._counters(stats)
         yield self._accepted(stats.accepted_per_position)
+        yield from self._offload(stats.prefix_hits, stats.offload)
         yield from self._fallbacks(stats.fallbacks)
 
     def describe(self) -> list[Metric]:
@@ -87,7 +104,9 @@ class SnapshotCollector(Collector):
         for name in names.HIT_RATE:
             yield self._gauge(name, "Share of prompt tokens found in the prefix cache since start, 0 to 1.", rate)
         yield self._gauge(names.SWAPPED, "Always 0: preemption is by recompute.", 0)
-        yield self._gauge(names.HOST_KV_USAGE, "Always 0: there is no swap space.", 0)
+        kept = stats.offload
+        share = kept.host_bytes / kept.host_capacity if kept is not None and kept.host_capacity else 0.0
+        yield self._gauge(names.HOST_KV_USAGE, "Share of --kv-offloading-size in use, 0 to 1.", share)
         if stats.prompt_budget is not None:
             yield self._gauge(
                 names.PROMPT_BUDGET,
@@ -124,6 +143,31 @@ class SnapshotCollector(Collector):
         for position, count in enumerate(counts):
             family.add_metric([*self._labels.values(), str(position)], count)
         return family
+
+    def _offload(self, device_hits: int, kept: OffloadTotals | None) -> Iterator[Metric]:
+        keys, values = list(self._labels), list(self._labels.values())
+        found = {"device": device_hits}
+        if kept is not None:
+            found |= {"host": kept.host_hits, "disk": kept.disk_hits}
+        text = "Prompt tokens that were not computed, by where their keys and values were."
+        by_source = CounterMetricFamily(names.CACHED_BY_SOURCE, text, labels=[*keys, "source"])
+        for source, count in found.items():
+            by_source.add_metric([*values, source], count)
+        yield by_source
+        if kept is None:
+            return
+        outside = kept.host_hits + kept.disk_hits
+        for name, text, count in (
+            (names.EXTERNAL_QUERIES, "Prompt tokens looked up beside the device, behind a prefix hit.", kept.queries),
+            (names.EXTERNAL_HITS, "Prompt tokens found there.", outside),
+        ):
+            family = CounterMetricFamily(name, text, labels=keys)
+            family.add_metric(values, count)
+            yield family
+        sizes = GaugeMetricFamily(names.OFFLOAD_BYTES, "Bytes of KV blocks kept beside the device.", [*keys, "tier"])
+        sizes.add_metric([*values, "host"], kept.host_bytes)
+        sizes.add_metric([*values, "disk"], kept.disk_bytes)
+        yield sizes
 
     def _fallbacks(self, fallbacks: Sequence[FallbackTotals]) -> Iterator[Metric]:
         keys = [*self._labels, "operator"]
