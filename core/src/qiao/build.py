@@ -22,8 +22,8 @@ from qiao.engine import Engine, EngineConfig
 from qiao.engine.drafting import DraftParts
 from qiao.engine.grammars import Vocabulary
 from qiao.engine.memory import KVSize, gib, memory_limit, size_kv
-from qiao.engine.tiers import OffloadSizes, private_folder
 from qiao.engine.request import EngineInfo, FallbackCount
+from qiao.engine.tiers import OffloadSizes, private_folder
 from qiao.errors import ModelError, ParameterError
 from qiao.loading import (
     ModelFiles,

@@ -102,7 +102,7 @@ class EngineArgs:
     ``packed_cache`` is the folder of packed weights, or ``off``; None is the variable ``QIAO_PACKED_CACHE``, else
     ``~/.cache/qiao/packed``.
     ``block_size`` in tokens; None takes what the device allows nearest to 16. ``kv_cache_dtype``: see ``KV_DTYPES``,
-    ``auto`` is the model's own. ``kv_offloading_size`` are GiB of host memory for evicted blocks of the prefix cache, and
+    ``auto`` is the model's own. ``kv_offloading_size`` are GiB of host memory for what the prefix cache evicts, and
     ``kv_offloading_path`` a folder with ``kv_offloading_disk_size`` GiB behind it; None for neither.
     ``speculative_config`` is vLLM's, see ``SpeculativeConfig``.
 

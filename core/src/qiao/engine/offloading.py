@@ -148,9 +148,7 @@ def _host_copy(cache: KVCache) -> KVCache:
 
     key, value = room(cache.key), room(cache.value)
     assert key is not None and value is not None
-    return replace(
-        cache, key=key, value=value, key_scale=room(cache.key_scale), value_scale=room(cache.value_scale)
-    )
+    return replace(cache, key=key, value=value, key_scale=room(cache.key_scale), value_scale=room(cache.value_scale))
 
 
 def _ids(blocks: Iterable[int]) -> torch.Tensor:

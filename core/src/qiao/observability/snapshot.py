@@ -164,7 +164,7 @@ class SnapshotCollector(Collector):
             family = CounterMetricFamily(name, text, labels=keys)
             family.add_metric(values, count)
             yield family
-        sizes = GaugeMetricFamily(names.OFFLOAD_BYTES, "Bytes of KV blocks kept beside the device.", [*keys, "tier"])
+        sizes = GaugeMetricFamily(names.OFFLOAD_BYTES, "Bytes of KV blocks kept beside the device.", labels=[*keys, "tier"])
         sizes.add_metric([*values, "host"], kept.host_bytes)
         sizes.add_metric([*values, "disk"], kept.disk_bytes)
         yield sizes
