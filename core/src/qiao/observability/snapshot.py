@@ -164,7 +164,8 @@ class SnapshotCollector(Collector):
             family = CounterMetricFamily(name, text, labels=keys)
             family.add_metric(values, count)
             yield family
-        sizes = GaugeMetricFamily(names.OFFLOAD_BYTES, "Bytes of KV blocks kept beside the device.", labels=[*keys, "tier"])
+        text = "Bytes of KV blocks kept beside the device."
+        sizes = GaugeMetricFamily(names.OFFLOAD_BYTES, text, labels=[*keys, "tier"])
         sizes.add_metric([*values, "host"], kept.host_bytes)
         sizes.add_metric([*values, "disk"], kept.disk_bytes)
         yield sizes
