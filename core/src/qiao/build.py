@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from qiao.config import EngineArgs, dtype_name
+from qiao.config import EngineArgs, SpeculativeConfig, dtype_name
 from qiao.contract import Capabilities, ModelShape
 from qiao.devices import HOST
 from qiao.engine import Engine, EngineConfig
@@ -431,15 +431,7 @@ def _fit_context(context: int, size: KVSize, block_size: int) -> int:
 def _engine_config(
     args: EngineArgs, shape: ModelShape, plan: Plan, size: KVSize, max_model_len: int, dtype: torch.dtype
 ) -> EngineConfig:
-    ahead = args.speculation
-    guessing = {}
-    if ahead is not None:
-        guessing = {
-            "num_speculative_tokens": ahead.num_speculative_tokens,
-            "prompt_lookup_min": ahead.prompt_lookup_min,
-            "prompt_lookup_max": ahead.prompt_lookup_max,
-            "most_drafting": ahead.disable_by_batch_size or args.max_num_seqs,
-        }
+    ahead = args.speculation or SpeculativeConfig(method="ngram", num_speculative_tokens=0)
     return EngineConfig(
         num_blocks=size.num_blocks,
         vocab_size=shape.vocab_size,
@@ -458,7 +450,10 @@ def _engine_config(
         seed=args.seed,
         check_integrity=args.check_integrity,
         enforce_eager=args.enforce_eager,
-        **guessing,
+        num_speculative_tokens=ahead.num_speculative_tokens,
+        prompt_lookup_min=ahead.prompt_lookup_min,
+        prompt_lookup_max=ahead.prompt_lookup_max,
+        most_drafting=ahead.disable_by_batch_size or args.max_num_seqs,
     )
 
 
