@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .roofline import shares
+from .roofline import limit, shares
 from .targets import SIZES, Verdict, figure, is_qiao, judge, peers_of, select
 from .workload import CELLS
 
+LIMIT = (
+    "The machine's limit is the ratio of a program whose weights and caches pass at the measured bandwidth and whose "
+    "products run at the measured peak (int8 beside 4 bits, else fp32), with nothing else to do and no client on the "
+    "same processors."
+)
 FORMATS = {"4bit": "4 bit", "16bit": "16 bit"}
 MARK = "<!-- figures -->"
 END_MARK = "<!-- end of figures -->"
@@ -35,18 +40,20 @@ def against_peers(data: dict[str, Any]) -> str:
     for verdict in judge(data):
         if verdict.own is None and verdict.best is None:
             continue
-        rows.append(_verdict_row(verdict))
-    head = ("", "model", "format", "Qiao", "best peer", "", "ratio", "goal", "")
-    return table(head, rows) if rows else "nothing was measured"
+        rows.append(_verdict_row(verdict, data.get("peaks") or {}))
+    head = ("", "model", "format", "Qiao", "best peer", "", "ratio", "goal", "", "machine's limit")
+    return f"{table(head, rows)}\n\n{LIMIT}" if rows else "nothing was measured"
 
 
-def _verdict_row(verdict: Verdict) -> list[str]:
+def _verdict_row(verdict: Verdict, peaks: dict[str, Any]) -> list[str]:
     target, sign = verdict.target, "≤" if verdict.target.lower else "≥"
     goal = f"{sign} {target.ratio(verdict.format):g}×"
     ratio = "–" if verdict.ratio is None else f"{verdict.ratio:.2f}×"
     said = {True: "met", False: "**missed**", None: "not measured"}[verdict.met]
     names = [target.title, SIZES[target.size], FORMATS[verdict.format]]
-    return [*names, number(verdict.own), number(verdict.best), verdict.best_peer or "–", ratio, goal, said]
+    most = limit(peaks, target.cell, target.size, verdict.format)
+    limited = "" if most is None or not verdict.best else f"{most / verdict.best:.2f}×"
+    return [*names, number(verdict.own), number(verdict.best), verdict.best_peer or "–", ratio, goal, said, limited]
 
 
 def against_machine(data: dict[str, Any]) -> str:

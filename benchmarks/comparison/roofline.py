@@ -7,6 +7,7 @@ from typing import Any
 
 from .pins import Shape
 from .targets import figure, is_qiao, peers_of, select
+from .workload import CELLS
 
 PROMPT, ANSWER = 128, 128
 """Tokens of a request of the cell ``single``."""
@@ -86,3 +87,28 @@ def shares(data: dict[str, Any]) -> list[Share]:
 
 def _share(cell: str, size: str, form: str, value: float, unit: str, peak: float) -> Share:
     return Share(cell, size, form, value, unit, peak, GOALS.get((cell, size)))
+
+
+def limit(peaks: dict[str, Any], cell: str, size: str, form: str) -> float | None:
+    """Tokens a second that no program on this machine exceeds in a cell, by the measured peaks; None where unknown.
+
+    A decode step takes as long as its weights and caches take to be read, or its arithmetic if that is longer; prompts
+    take their arithmetic. Nothing else costs anything: no other operator, no host, no client on the same processors.
+    """
+    peak = peaks.get("int8_gop_s" if form == "4bit" else "fp32_gop_s")
+    load = next((one for one in CELLS if one.name == cell and one.rate is None), None)
+    if load is None or peak is None or "memory_gb_s" not in peaks:
+        return None
+    shape, prompt, output = SHAPES[size], sum(load.prompt) / 2, sum(load.output) / 2
+    prefill = prefill_ops(shape, int(prompt)) / (1e9 * peak)
+    if cell == "prefill":
+        return prompt / prefill
+    context, streams = prompt + output / 2, load.concurrency
+    cache = decode_bytes(shape, form, context) - decode_bytes(shape, form, 0)
+    read = (decode_bytes(shape, form, 0) + streams * cache) / (1e9 * peaks["memory_gb_s"])
+    attention = shape.layers * 4 * shape.heads * HEAD_DIM * context
+    once = 2 * (layer_weights(shape) + shape.hidden * shape.vocabulary) + attention
+    step = max(read, streams * once / (1e9 * peak))
+    if cell == "single":  # its rate leaves the first token out
+        return 1 / step
+    return streams * output / (output * step + streams * prefill)

@@ -230,6 +230,10 @@ QIAO_EXPORT void qiao_cpu_record_end() { record_into(nullptr); }
 QIAO_EXPORT int qiao_cpu_replay(const Program* program, int* step) {
   return guarded([&] { program->replay(*step); });
 }
+// Replays and adds to seconds[i] what call i took.
+QIAO_EXPORT int qiao_cpu_profile(const Program* program, int* step, double* seconds) {
+  return guarded([&] { program->profile(*step, seconds); });
+}
 QIAO_EXPORT int qiao_cpu_program_size(const Program* program) { return program->size(); }
 QIAO_EXPORT long qiao_cpu_program_bytes(const Program* program) { return long(program->bytes()); }
 QIAO_EXPORT const char* qiao_cpu_program_step(const Program* program, int step) { return program->name(step); }

@@ -24,6 +24,9 @@ class Program {
   // the one that was run last.
   void replay(int& step) const;
 
+  // The same, and adds to seconds[i] what step i took.
+  void profile(int& step, double* seconds) const;
+
   int size() const { return int(steps_.size()); }
   size_t bytes() const { return sizeof(*this) + bytes_.capacity() + steps_.capacity() * sizeof(Step); }
   const char* name(int step) const { return steps_[step].name; }

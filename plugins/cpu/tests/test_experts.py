@@ -96,3 +96,18 @@ def test_a_program_follows_what_is_chosen(scheme):
         assert torch.equal(got, want) and torch.equal(experts, wanted)
         seen.add(tuple(experts.flatten().tolist()))
     assert len(seen) == 5
+
+
+def test_a_profile_runs_the_program_and_clocks_each_call():
+    x, weight = torch.randn(6, SIZE, generator=generator(7)), torch.ones(SIZE)
+
+    def twice(x):
+        return qiao_cpu.rms_norm(qiao_cpu.rms_norm(x, weight, 1e-6), weight, 1e-6)
+
+    replay = qiao_cpu.capture(twice, (x,), "cpu")
+    result = replay()
+    x.copy_(torch.randn(6, SIZE, generator=generator(8)))
+    calls = replay.program.profile(3)
+    assert [name for name, _ in calls] == replay.program.steps() and len(calls) == 2
+    assert all(seconds > 0 for _, seconds in calls)
+    assert torch.equal(result, twice(x)), "its results are those of a replay"

@@ -9,7 +9,7 @@ import ctypes
 import os
 import sys
 import weakref
-from ctypes import POINTER, c_char_p, c_float, c_int, c_long, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -132,6 +132,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "widen_bytes": (_P, _I, _P, _L),
     "combine": (POINTER(Combine),),
     "replay": (_P, POINTER(c_int)),
+    "profile": (_P, POINTER(c_int), POINTER(c_double)),
     "program_size": (_P,),
     "program_bytes": (_P,),
 }
@@ -244,6 +245,16 @@ class Program:
         status = _LIBRARY.qiao_cpu_replay(self._handle, self._step)
         if status:
             self._raise(status)
+
+    def profile(self, times: int) -> list[tuple[str, float]]:
+        """Run all calls ``times`` times: each call's name and mean seconds, in order. Raises as ``replay``."""
+        names = self.steps()
+        seconds = (c_double * len(names))()
+        for _ in range(times):
+            status = _LIBRARY.qiao_cpu_profile(self._handle, self._step, seconds)
+            if status:
+                self._raise(status)
+        return [(name, spent / times) for name, spent in zip(names, seconds, strict=True)]
 
     def _raise(self, status: int) -> None:
         try:
