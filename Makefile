@@ -50,7 +50,8 @@ conformance: setup ## the conformance kit on every plugin here; renews their cov
 	$(BIN)/python -m tools.docs
 
 acceptance-vendors: setup ## the demo model served on each vendor's stand-in device, against the CPU's tokens
-	@set -e; for file in plugins-*/acceptance.py; do $(BIN)/python $$file --model $(MODEL) $(ARGS); done
+	@set -e; for file in plugins-*/acceptance.py; do $(BIN)/python $$file --model $(MODEL) --json $${file%.py}.json $(ARGS); done
+	$(BIN)/python -m tools.docs
 
 bench: setup ## host overhead of the engine, the CPU kernels, and a small run over HTTP (10 minutes)
 	@echo "measuring on this machine; results go to results/"

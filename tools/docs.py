@@ -224,11 +224,19 @@ def coverage_page() -> str:
     return coverage_page.page(NOTE, coverage_page.files())
 
 
+def served_page() -> str:
+    """See ``tools.served_page``."""
+    from tools import served_page
+
+    return served_page.page(NOTE, served_page.files())
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "docs/reference/hooks.md": hooks_page,
     "docs/reference/metrics.md": metrics_page,
     "docs/reference/cli.md": cli_page,
     "docs/coverage/README.md": coverage_page,
+    "docs/coverage/served.md": served_page,
 }
 """Page -> what writes it."""
 

@@ -1,7 +1,8 @@
 /* A host-memory stand-in for the CANN runtime: "device" memory is malloc'd host
  * memory, streams run at once, events carry a time stamp.  aclnn kernels do
  * nothing (see gen_cann_stub.py); CANN_STUB_TRACE=<file> logs every call with
- * the tensors that were made for it.  For tests of host code only.
+ * the tensors that were made for it.  A captured graph is a list of what was asked of its stream: copies, waits, and
+ * numbers by which whoever computes kernels knows what to do (cann_stub_computes).  For tests of host code only.
  *
  *   CANN_STUB_DEVICES  number of devices (default 1)
  *   CANN_STUB_SOC      SoC name (default Ascend910B3; e.g. Ascend310P3, Ascend910_9391)
@@ -40,10 +41,10 @@ static uint32_t ndev(void) {
 static size_t hbm(void) { return (size_t)env_num("CANN_STUB_HBM", 4096) << 20; }
 
 /* ---- trace ---- */
-static FILE *trace_file(void) {
-    static FILE *f; static int tried;
-    if (!tried) { tried = 1; const char *p = getenv("CANN_STUB_TRACE");
-        if (p && *p) f = !strcmp(p, "1") ? stderr : fopen(p, "a"); }
+static FILE *trace_file(void) { /* looked up each time: a forked process may have its own */
+    static FILE *f; static char opened[1024]; const char *p = getenv("CANN_STUB_TRACE");
+    if (!p || !*p) return NULL;
+    if (strcmp(p, opened)) { f = !strcmp(p, "1") ? stderr : fopen(p, "a"); snprintf(opened, sizeof opened, "%s", p); }
     return f;
 }
 static __thread char pending[8192]; static __thread size_t plen;
@@ -65,7 +66,7 @@ static long fail_code(const char *name) {
     return 0;
 }
 long cann_stub_hit(const char *name) {
-    int launch = !strncmp(name, "aclnn", 5) || !strncmp(name, "aclop:", 6) || !strncmp(name, "atb:", 4);
+    int launch = !strncmp(name, "aclnn", 5) || !strncmp(name, "aclop:", 6) || !strncmp(name, "atb:", 4) || !strncmp(name, "aclmdlRI", 8);
     long rc = fail_code(name);
     if (refused && launch) { rc = rc ? rc : 161002; refused = 0; }
     FILE *f = trace_file();
@@ -96,8 +97,6 @@ err_t aclrtDeviceCanAccessPeer(int32_t *can, int32_t a, int32_t b) { (void)a; (v
 err_t aclrtDeviceEnablePeerAccess(int32_t a, uint32_t f) { (void)a; (void)f; return OK; }
 err_t aclrtGetDeviceUtilizationRate(int32_t d, int32_t *info) { (void)d; info[0] = info[1] = info[2] = info[3] = 0; return OK; }
 const char *aclGetRecentErrMsg(void) { return "stub"; }
-err_t aclrtSynchronizeDevice(void) { return OK; }
-err_t aclrtSynchronizeDeviceWithTimeout(int32_t t) { (void)t; return OK; }
 static int64_t sysopt[64];
 err_t aclrtGetSysParamOpt(int o, int64_t *v) { if (o < 0 || o > 63) return E_PARAM; *v = sysopt[o]; return OK; }
 err_t aclrtCtxSetSysParamOpt(int o, int64_t v) { (void)o; (void)v; return OK; }
@@ -105,6 +104,41 @@ err_t aclrtSetSysParamOpt(int o, int64_t v) { if (o < 0 || o > 63) return E_PARA
 err_t aclGetCompileopt(int o, char *v, size_t n) { (void)o; if (n) v[0] = 0; return OK; }
 size_t aclGetCompileoptSize(int o) { (void)o; return 1; }
 err_t aclSetCompileopt(int o, const char *v) { (void)o; (void)v; return OK; }
+
+struct event { struct timespec t; int recorded, external; };
+/* ---- graphs: a list of what a capturing stream was asked to do, done again at each execution ---- */
+enum { COPY, SET, KERNEL, WAIT, RESET, RECORD, GROUP };
+struct list { struct entry { int kind, value; void *to; const void *from; size_t size; long id; struct list *group; } *v; size_t n, room; };
+struct model { struct list all; void *stream; struct list *into; int broken; };
+static struct model *capturing;               /* at most one in a process */
+static __thread int capturing_here;
+static struct list *updated; static void *updating; /* a task group that gets new calls, from this stream */
+static int (*compute)(long id, int what);     /* what: 0 compute, 1 forget */
+enum { E_CAPTURED = 107030, E_SPOILED = 107025, E_NEVER = 507000 };
+
+static struct list *recorded_by(void *stream) {
+    if (updated && stream == updating) return updated;
+    return capturing && stream == capturing->stream ? capturing->into : NULL; }
+static int add(void *stream, struct entry e) {
+    struct list *l = recorded_by(stream);
+    if (!l) return 0;
+    if (l->n == l->room) { l->room = l->room ? 2 * l->room : 16; l->v = realloc(l->v, l->room * sizeof *l->v); }
+    l->v[l->n++] = e; return 1; }
+static void clear(struct list *l) {
+    for (size_t i = 0; i < l->n; i++) {
+        struct entry *e = &l->v[i];
+        if (e->kind == KERNEL && compute) compute(e->id, 1);
+        if (e->kind == GROUP) { clear(e->group); free(e->group); }
+    }
+    free(l->v); l->v = NULL; l->n = l->room = 0; }
+/* for whoever computes: whether anything is being recorded, and a kernel of this stream */
+void cann_stub_computes(int (*function)(long, int)) { compute = function; }
+int cann_stub_recording(void) { return capturing != NULL || updated != NULL; }
+int cann_stub_add(void *stream, long id) { return add(stream, (struct entry){.kind = KERNEL, .id = id}); }
+/* what waits for the device spoils a capture of the same thread */
+static err_t waits(void) {
+    if (!capturing || !capturing_here) return OK;
+    capturing->broken = 1; return E_CAPTURED; }
 
 /* ---- memory ---- */
 struct head { uint64_t magic; size_t size; int dev; void *raw; };
@@ -131,33 +165,40 @@ err_t aclrtMallocHost(void **p, size_t n) { return posix_memalign(p, 64, n ? n :
 err_t aclrtMallocHostWithCfg(void **p, uint64_t n, void *cfg) { (void)cfg; return aclrtMallocHost(p, n); }
 err_t aclrtFreeHost(void *p) { free(p); return OK; }
 err_t aclrtMemcpy(void *d, size_t dm, const void *s, size_t n, int k) { (void)k; if (n > dm) return E_PARAM; memmove(d, s, n); return OK; }
-err_t aclrtMemcpyAsync(void *d, size_t dm, const void *s, size_t n, int k, void *st) { (void)st; return aclrtMemcpy(d, dm, s, n, k); }
+err_t aclrtMemcpyAsync(void *d, size_t dm, const void *s, size_t n, int k, void *st) {
+    if (recorded_by(st) && k != 3) return waits();      /* only copies inside the device are recorded here */
+    return add(st, (struct entry){.kind = COPY, .to = d, .from = s, .size = n}) ? OK : aclrtMemcpy(d, dm, s, n, k); }
 err_t aclrtMemset(void *d, size_t m, int32_t v, size_t n) { if (n > m) return E_PARAM; memset(d, v, n); return OK; }
-err_t aclrtMemsetAsync(void *d, size_t m, int32_t v, size_t n, void *st) { (void)st; return aclrtMemset(d, m, v, n); }
+err_t aclrtMemsetAsync(void *d, size_t m, int32_t v, size_t n, void *st) {
+    return add(st, (struct entry){.kind = SET, .to = d, .value = v, .size = n}) ? OK : aclrtMemset(d, m, v, n); }
 err_t aclrtGetMemInfo(int attr, size_t *fr, size_t *tot) { (void)attr; int d = cur_dev < 0 ? 0 : cur_dev; *tot = hbm(); *fr = hbm() - used[d]; return OK; }
 
 /* ---- streams, events ---- */
 struct stream { int64_t id; };
-struct event { struct timespec t; int recorded; };
 static err_t mk_stream(void **s) { struct stream *x = malloc(sizeof *x); pthread_mutex_lock(&mu); x->id = next_id++; pthread_mutex_unlock(&mu); *s = x; return OK; }
 err_t aclrtCreateStream(void **s) { return mk_stream(s); }
 err_t aclrtCreateStreamWithConfig(void **s, uint32_t p, uint32_t f) { (void)p; (void)f; return mk_stream(s); }
 err_t aclrtDestroyStream(void *s) { free(s); return OK; }
 err_t aclrtDestroyStreamForce(void *s) { free(s); return OK; }
-err_t aclrtSynchronizeStream(void *s) { (void)s; return OK; }
-err_t aclrtSynchronizeStreamWithTimeout(void *s, int32_t t) { (void)s; (void)t; return OK; }
+err_t aclrtSynchronizeDevice(void) { return waits(); }
+err_t aclrtSynchronizeDeviceWithTimeout(int32_t t) { (void)t; return waits(); }
+err_t aclrtSynchronizeStream(void *s) { (void)s; return waits(); }
+err_t aclrtSynchronizeStreamWithTimeout(void *s, int32_t t) { (void)s; (void)t; return waits(); }
 err_t aclrtStreamQuery(void *s, int *st) { (void)s; *st = 0; return OK; }
 err_t aclrtStreamGetId(void *s, int32_t *id) { *id = s ? (int32_t)((struct stream *)s)->id : 0; return OK; }
 err_t aclrtSetStreamFailureMode(void *s, uint64_t m) { (void)s; (void)m; return OK; }
 err_t aclrtSetStreamOverflowSwitch(void *s, uint32_t f) { (void)s; (void)f; return OK; }
 err_t aclrtGetStreamOverflowSwitch(void *s, uint32_t *f) { (void)s; *f = 0; return OK; }
-static err_t mk_event(void **e) { *e = calloc(1, sizeof(struct event)); return OK; }
-err_t aclrtCreateEventWithFlag(void **e, uint32_t f) { (void)f; return mk_event(e); }
-err_t aclrtCreateEventExWithFlag(void **e, uint32_t f) { (void)f; return mk_event(e); }
+/* an external event (flag 0x20) is a part of a graph that something outside fulfils */
+err_t aclrtCreateEventExWithFlag(void **e, uint32_t f) { struct event *x = calloc(1, sizeof *x); x->external = (f & 0x20) != 0; *e = x; return OK; }
+err_t aclrtCreateEventWithFlag(void **e, uint32_t f) { return aclrtCreateEventExWithFlag(e, f); }
 err_t aclrtDestroyEvent(void *e) { free(e); return OK; }
-err_t aclrtRecordEvent(void *e, void *s) { (void)s; struct event *x = e; clock_gettime(CLOCK_MONOTONIC, &x->t); x->recorded = 1; return OK; }
-err_t aclrtResetEvent(void *e, void *s) { (void)s; ((struct event *)e)->recorded = 0; return OK; }
-err_t aclrtStreamWaitEvent(void *s, void *e) { (void)s; (void)e; return OK; }
+static int noted(int kind, struct event *e, void *s) { return e->external && add(s, (struct entry){.kind = kind, .to = e}); }
+err_t aclrtRecordEvent(void *e, void *s) {
+    struct event *x = e; if (noted(RECORD, x, s)) return OK;
+    clock_gettime(CLOCK_MONOTONIC, &x->t); x->recorded = 1; return OK; }
+err_t aclrtResetEvent(void *e, void *s) { if (!noted(RESET, e, s)) ((struct event *)e)->recorded = 0; return OK; }
+err_t aclrtStreamWaitEvent(void *s, void *e) { noted(WAIT, e, s); return OK; }
 err_t aclrtSynchronizeEvent(void *e) { (void)e; return OK; }
 err_t aclrtQueryEventStatus(void *e, int *st) { (void)e; *st = 1; return OK; }      /* complete */
 err_t aclrtQueryEventWaitStatus(void *e, int *st) { (void)e; *st = 0; return OK; }  /* complete */
@@ -195,18 +236,46 @@ err_t aclDestroyAclOpExecutor(void *p) { (void)p; return OK; }
 err_t aclGetDeviceCapability(uint32_t d, int what, int64_t *v) { (void)d; (void)what; *v = 24; return OK; }
 err_t aclrtGetDeviceInfo(uint32_t d, int what, int64_t *v) { (void)d; (void)what; *v = 0; return OK; }
 
-/* ---- graph capture: the captured model is empty, replay does nothing ---- */
-static void *capturing; /* the model under capture */
-err_t aclmdlRICaptureBegin(void *s, int mode) { (void)s; (void)mode; if (capturing) return E_PARAM; capturing = malloc(8); cann_stub_hit("aclmdlRICaptureBegin"); return OK; }
-err_t aclmdlRICaptureEnd(void *s, void **ri) { (void)s; *ri = capturing; capturing = NULL; return OK; }
-err_t aclmdlRICaptureGetInfo(void *s, int *status, void **ri) { (void)s; *status = capturing != NULL; *ri = capturing; return OK; }
+/* ---- graphs, as torch_npu calls them ---- */
+err_t aclmdlRICaptureBegin(void *s, int mode) {
+    (void)mode; if (capturing) return E_PARAM;
+    struct model *m = calloc(1, sizeof *m); m->stream = s; m->into = &m->all;
+    capturing = m; capturing_here = 1; cann_stub_hit("aclmdlRICaptureBegin"); return OK; }
+err_t aclmdlRICaptureEnd(void *s, void **ri) {
+    (void)s; struct model *m = capturing; if (!m) return E_PARAM;
+    capturing = NULL; capturing_here = 0; *ri = m;
+    if (!m->broken) return OK;
+    clear(&m->all); free(m); *ri = NULL; return E_SPOILED; }
+err_t aclmdlRICaptureGetInfo(void *s, int *status, void **ri) {
+    int here = capturing && s == capturing->stream;
+    *status = !here ? 0 : capturing->broken ? 2 : 1; if (ri) *ri = here ? capturing : NULL; return OK; }
 err_t aclmdlRICaptureThreadExchangeMode(int *m) { (void)m; return OK; }
-err_t aclmdlRICaptureTaskGrpBegin(void *s) { (void)s; return OK; }
-err_t aclmdlRICaptureTaskGrpEnd(void *s, void **h) { (void)s; *h = malloc(8); return OK; }
-err_t aclmdlRICaptureTaskUpdateBegin(void *s, void *h) { (void)s; (void)h; return OK; }
-err_t aclmdlRICaptureTaskUpdateEnd(void *s) { (void)s; return OK; }
-err_t aclmdlRIExecuteAsync(void *ri, void *s) { (void)ri; (void)s; cann_stub_hit("aclmdlRIExecuteAsync"); return OK; }
-err_t aclmdlRIDestroy(void *ri) { free(ri); return OK; }
+err_t aclmdlRICaptureTaskGrpBegin(void *s) {
+    if (!recorded_by(s)) return E_PARAM;
+    struct list *group = calloc(1, sizeof *group);
+    add(s, (struct entry){.kind = GROUP, .group = group}); capturing->into = group; return OK; }
+err_t aclmdlRICaptureTaskGrpEnd(void *s, void **h) {
+    if (!recorded_by(s) || capturing->into == &capturing->all) return E_PARAM;
+    *h = capturing->into; capturing->into = &capturing->all; return OK; }
+err_t aclmdlRICaptureTaskUpdateBegin(void *s, void *h) { updated = h; updating = s; clear(updated); return OK; }
+err_t aclmdlRICaptureTaskUpdateEnd(void *s) { (void)s; updated = NULL; return OK; }
+static err_t execute(struct list *l) {
+    err_t rc = OK;
+    for (size_t i = 0; i < l->n && !rc; i++) {
+        struct entry *e = &l->v[i]; struct event *x = e->to;
+        switch (e->kind) {
+        case COPY: memmove(e->to, e->from, e->size); break;
+        case SET: memset(e->to, e->value, e->size); break;
+        case KERNEL: rc = compute ? compute(e->id, 0) : OK; break;
+        case GROUP: rc = execute(e->group); break;
+        case RESET: x->recorded = 0; break;
+        case RECORD: x->recorded = 1; break;
+        case WAIT: rc = x->recorded ? OK : E_NEVER; break; /* a device would wait for ever */
+        }
+    }
+    return rc; }
+err_t aclmdlRIExecuteAsync(void *ri, void *s) { (void)s; cann_stub_hit("aclmdlRIExecuteAsync"); return execute(&((struct model *)ri)->all); }
+err_t aclmdlRIDestroy(void *ri) { clear(&((struct model *)ri)->all); free(ri); return OK; }
 err_t aclmdlRIGetId(void *ri, uint32_t *id) { (void)ri; *id = 1; return OK; }
 
 /* ---- HCCL, one rank only ---- */

@@ -32,6 +32,9 @@ _WEAK = re.compile(r"^(_ITM_|__gmon_start__|_ZTH|_?_?Py)")
 _SYSTEM = re.compile(r"^(lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)\.so|ld-linux|libtorch|libc10|libshm|libgomp)")
 _LDCONFIG = re.compile(r"^\s*((?:lib(?:c|m|dl|rt|pthread|stdc\+\+|gcc_s)|ld-linux-\S+?)\.so\.\d+) .*=> (\S+)", re.M)
 
+_LOOKED_FOR = {"libopapi.so", "libnnopbase.so"}
+"""Libraries that torch_npu opens by name while it runs; the second where a graph asks for workspace."""
+
 _INSTALLED = {
     "cann/opp/README": "Operators would be here.\n",
     "cann/runtime/README": "The runtime would be here.\n",
@@ -125,7 +128,7 @@ def build(package: Path, torch: Path, folder: Path, without: list[str]) -> None:
     core = folder / "libcann_stub.so"
     shared = ["gcc", "-O1", "-w", "-fPIC", "-shared"]
     _run(*shared, f"-Wl,-soname,{core.name}", "-o", str(core), str(source), str(fake), "-lpthread")
-    for name in sorted(libraries | {"libopapi.so"}):
+    for name in sorted(libraries | _LOOKED_FOR):
         options = ["-nostartfiles", "-Wl,--no-as-needed", f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN"]
         _run(*shared, *options, "-o", str(folder / name), "-x", "c", "/dev/null", f"-L{folder}", "-lcann_stub")
 

@@ -26,9 +26,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         loader, run = spec.loader, spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
-            from qiao_ascend_stand_in import emulate, libraries
+            from qiao_ascend_stand_in import emulate, graphs, libraries
 
-            libraries.load(_FOLDER)
+            graphs.install(libraries.load(_FOLDER))
             run(module)
             emulate.install()
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import qiao_ascend
+
+from .conftest import environment
 
 CASES = """
 from itertools import islice
@@ -121,22 +127,19 @@ def test_without_faults_nothing_is_on_the_host(run) -> None:
     assert planned(run, "Ascend310P3") == ("[]", "[]", "")
 
 
-def older(stand_in: Path, tmp_path: Path, *kernels: str) -> Path:
-    """A CANN that lacks ``kernels``."""
-    from .conftest import SITE, make
-
-    make("--folder", str(tmp_path), "--site", str(SITE), *(x for k in kernels for x in ("--without", k)))
-    return tmp_path
-
-
-def test_an_older_cann_lacks_kernels(run, stand_in, tmp_path) -> None:
-    """torch_npu takes the older route for the norm; there is none for the others."""
-    folder = older(stand_in, tmp_path, "aclnnAddRmsNorm", "aclnnSwiGlu", "aclnnFusedInferAttentionScoreV2")
+def test_an_older_cann_lacks_kernels(run_lacking, tmp_path) -> None:
+    """torch_npu takes the older route for the norm; there is none for the others. 910B has no use for ATB."""
     trace = tmp_path / "trace"
-    host, failed, said = planned(run, folder=folder, CANN_STUB_TRACE=str(trace))
+    host, failed, said = planned(run_lacking, CANN_STUB_TRACE=str(trace))
     assert (host, failed) == (KV, "['attention', 'silu_mul']")
     assert "aclnnFusedInferAttentionScoreV2" in said and "aclnnSwiGlu" in said and "not in libopapi.so" in said
     assert "aclop:AddRmsNorm" in traced(trace)
+
+
+def test_without_atb_a_310p_keeps_its_cache_on_the_host(run_lacking) -> None:
+    host, failed, said = planned(run_lacking, "Ascend310P3")
+    assert (host, failed) == (KV, "['silu_mul', 'write_kv']")
+    assert "NotImplementedError: ATB (libatb.so) is not there: install NNAL" in said
 
 
 def test_refused_kernels(run) -> None:
@@ -146,62 +149,163 @@ def test_refused_kernels(run) -> None:
     assert "161002" in said and "561103" in said and "561002" in said
 
 
-def test_without_atb_a_310p_keeps_its_cache_on_the_host(run, stand_in, tmp_path) -> None:
-    for part in ("lib", "install"):
-        (tmp_path / part).mkdir()
-    for file in (stand_in / "lib").glob("lib*.so"):
-        if file.name != "libatb.so":
-            (tmp_path / "lib" / file.name).symlink_to(file)
-    (tmp_path / "install").rmdir()
-    (tmp_path / "install").symlink_to(stand_in / "install")
-    host, failed, said = planned(run, "Ascend310P3", tmp_path)
-    assert (host, failed) == (KV, "['write_kv']")
-    assert "NotImplementedError: ATB (libatb.so) is not there: install NNAL" in said
-    assert planned(run, "Ascend910B3", tmp_path) == ("[]", "[]", "")
-
-
 STATES = """
-import qiao_ascend
+import qiao_ascend, qiao_reference
+from qiao.errors import PluginError
+from qiao.registry import backend_of
 print([info.name for info in qiao_ascend.probe_devices()])
+try:
+    backend_of(qiao_ascend, "ascend", host=backend_of(qiao_reference, "reference"))
+except PluginError as error:
+    print(error)
 """
 
 
 def test_no_device(run) -> None:
     assert run(STATES, CANN_STUB_DEVICES="2").strip() == "['ascend:0', 'ascend:1']"
-    assert run(STATES, CANN_STUB_DEVICES="0").strip() == "[]"
+    assert run(STATES, CANN_STUB_DEVICES="0").splitlines() == ["[]", "plugin ascend finds no device on this machine"]
+
+
+def test_an_ailing_npu_is_named(run, tmp_path) -> None:
+    recording = Path(__file__).parents[2] / "tests" / "doctor" / "recordings" / "npu-smi-910B3.txt"
+    tool = tmp_path / "npu-smi"
+    tool.write_text(f"#!/bin/sh\ncat {recording}\n")
+    tool.chmod(0o755)
+    said = run("import qiao_ascend; print(qiao_ascend.probe_devices()[0].evidence)", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert "NPU 1 reports Warning" in said and "torch-npu 2.13.0" in said
+
+
+COLLECTIVE = """
+import torch, torch.distributed as together
+import qiao_ascend
+name = qiao_ascend.collective_backend()
+together.init_process_group(name, rank=0, world_size=1, store=together.HashStore())
+x = torch.ones(3).to("npu:0")
+together.all_reduce(x)
+print(name, together.get_backend(), x.cpu().tolist())
+"""
+
+
+def test_the_collective_backend_is_torch_npus(run) -> None:
+    assert run(COLLECTIVE).strip() == "hccl hccl [1.0, 1.0, 1.0]"
+
+
+FULL = """
+import qiao_ascend, qiao_reference
+from qiao.models import describe
+from qiao.registry import Policy, backend_of, make_plan
+from qiao_conformance import reality
+backend = backend_of(qiao_ascend, "ascend", host=backend_of(qiao_reference, "reference"))
+settings, real = reality.config(backend.capabilities), reality.EngineConfig
+plan = make_plan(describe(settings), backend, Policy.parse("allow"))
+reality.EngineConfig = lambda **sizes: real(**{**sizes, "num_blocks": 4000})
+try:
+    reality.run(settings, backend, plan)
+except Exception as error:
+    print(type(error).__name__, error)
+reality.EngineConfig = real
+print(len(reality.run(settings, backend, plan)))
+"""
+
+
+@pytest.mark.parametrize("soc", ["Ascend910B3", "Ascend310P3"])
+def test_out_of_memory_is_said_and_the_device_works_on(run, soc) -> None:
+    said, answers = run(FULL, soc, CANN_STUB_HBM="96").splitlines()[::2]
+    assert "out of memory" in said.lower() and answers == "3"
 
 
 REFUSED = """
-import qiao_ascend
+import sys, qiao_ascend
 try:
     qiao_ascend.probe_devices()
 except RuntimeError as error:
     print(error)
 """
 
+BEFORE_IMPORT = """
+import sys
+from importlib.abc import MetaPathFinder
+class Never(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        assert name.partition(".")[0] != "torch_npu", "imported before versions were looked at"
+for name in [n for n in sys.modules if n.partition(".")[0] == "torch_npu"]:
+    del sys.modules[name]
+sys.meta_path.insert(0, Never())
+from qiao_ascend import _sdk
+_sdk.find_spec = lambda name: object()
+"""
 
-def test_what_cannot_be_used_is_said(run, stand_in, tmp_path) -> None:
-    assert "libhccl.so" in (said := run(REFUSED, QIAO_ASCEND_STAND_IN="")) and "set_env.sh" in said
+
+def test_what_cannot_be_used_is_said(run, tmp_path) -> None:
     assert "no profile of Ascend910A" in run(REFUSED, "Ascend910A")
     (tmp_path / "version.info").write_text("Ascend-cann-atb : 8.5.0\n")
     (tmp_path / "cann").mkdir()
     (tmp_path / "cann" / "version.cfg").write_text("version=8.3.RC1\n")
-    said = run(REFUSED, ATB_HOME_PATH=str(tmp_path), ASCEND_HOME_PATH=str(tmp_path / "cann"))
+    said = run(BEFORE_IMPORT + REFUSED, ATB_HOME_PATH=str(tmp_path), ASCEND_HOME_PATH=str(tmp_path / "cann"))
     assert said.startswith("NNAL 8.5.0 is wrong for CANN 8.3.RC1")
 
 
-QUIET = """
-import sys, qiao_ascend, torch
-sys.path = [p for p in sys.path if not p.endswith("site")]
-assert qiao_ascend.probe_devices() == []
-assert "bfloat16" in qiao_ascend.capabilities("").dtypes
-assert "torch_npu" not in sys.modules
+def test_without_cann_the_message_says_what_to_do(stand_in) -> None:
+    command = [sys.executable, "-c", REFUSED]
+    place = environment(stand_in, "Ascend910B3", QIAO_ASCEND_STAND_IN="")
+    done = subprocess.run(command, capture_output=True, text=True, env=place, timeout=120, check=True)
+    assert "libhccl.so" in done.stdout and "set_env.sh" in done.stdout
+
+
+def test_without_torch_npu_there_is_no_device_and_no_error() -> None:
+    """Here, where it is not on the path."""
+    assert qiao_ascend.probe_devices() == []
+    assert "bfloat16" in qiao_ascend.capabilities("").dtypes
+    assert "torch_npu" not in sys.modules
+
+
+GRAPHS = """
+import os, pytest, torch
+import qiao_ascend, qiao_reference
+from qiao.contract.cases import Random
+from qiao.registry import backend_of
+from qiao_conformance import captured
+from qiao_conformance.target import Target
+backend = backend_of(qiao_ascend, "ascend", host=backend_of(qiao_reference, "reference"))
+target = Target("ascend", backend.hooks, backend.device, backend.capabilities)
+for dtype in target.capabilities.dtypes:
+    captured.check_replays(target, dtype)
+captured.check_host_value(target)
+captured.check_errors(target)
+layer = captured.Layer(target, "float16")
+values = layer.inputs(Random("again", 0), 2, 2)
+replay = qiao_ascend.capture(layer.step, tuple(x.to("npu:0") for x in values.tensors()), "npu:0")
+replay()
+replay._lengths.clear()
+with pytest.raises(RuntimeError, match="507000"):  # attention of the graph waits for lengths that nobody brings
+    replay()
+x = torch.ones(2, 3).half().to("npu:0")
+for refused in (lambda x: x[x > 0], lambda x: x + torch.ones(3).half().to("npu:0"), lambda x: x.cpu()):
+    with pytest.raises(NotImplementedError, match="cannot record it"):
+        qiao_ascend.capture(refused, (x,), "npu:0")
+os.environ["ASCEND_LAUNCH_BLOCKING"] = "1"
+with pytest.raises(NotImplementedError, match="ASCEND_LAUNCH_BLOCKING is set"):
+    qiao_ascend.capture(lambda x: x, (x,), "npu:0")
 print("ok")
 """
 
 
-def test_without_torch_npu_there_is_no_device_and_no_error(run) -> None:
-    assert run(QUIET).strip() == "ok"
+def test_graphs_follow_their_buffers_and_refuse_the_host(run) -> None:
+    assert run(GRAPHS).strip() == "ok"
+
+
+ALONE = """
+import qiao_ascend, torch
+x = torch.ones(2, 3).half().to("npu:0")
+try:
+    qiao_ascend.capture(lambda x: x, (x,), "npu:0")
+except NotImplementedError as error:
+    print(error)
+"""
+
+
+def test_a_310p_records_no_graphs(run) -> None:
+    assert run(ALONE, "Ascend310P3").startswith("310P records no graphs")
 
 
 TOKENS = """
@@ -217,16 +321,18 @@ want = reality.run(settings, reference, make_plan(shape, reference, policy))
 for drop in ("", "allocate_kv", "attention", "sample", "matmul"):
     plan = make_plan(shape, backend, policy, drop=(drop,) if drop else ())
     groups = sorted({row.group for row in plan.fallback_rows})
-    print(drop, groups, reality.run(settings, backend, plan) == want)
+    print(drop, groups, reality.run(settings, backend, plan, eager=bool(drop)) == want)
 """
 
 
 @pytest.mark.parametrize("soc", ["Ascend910B3", "Ascend310P3"])
-def test_the_cpus_tokens_whatever_family_is_missing(run, soc) -> None:
-    assert run(TOKENS, soc).splitlines() == [
+def test_the_cpus_tokens_whatever_family_is_missing(run, tmp_path, soc) -> None:
+    trace = tmp_path / "trace"
+    assert run(TOKENS, soc, CANN_STUB_TRACE=str(trace)).splitlines() == [
         " [] True",
         "allocate_kv ['KV'] True",
         "attention ['KV'] True",
         "sample ['S'] True",
         "matmul ['W[dense]'] True",
     ]
+    assert ("aclmdlRIExecuteAsync" in traced(trace)) == (soc == "Ascend910B3")

@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import qiao_cambricon
+import torch
+
+from tests.support.forks import Forks
 
 HERE = Path(__file__).resolve().parents[1]
+Runner = Callable[..., str]
+
+PRELOAD = """
+import pytest, torch
+import qiao_cambricon, qiao_reference
+from qiao.contract import cases
+from qiao.models import describe
+from qiao.registry import backend_of
+from qiao_conformance import kit, sim
+from qiao_conformance.target import Target
+"""
+"""The stand-in itself is imported in each child: which chip and which release it is, is read then."""
 
 
-def run(code: str, chip: str = "MLU590", release: str = "") -> str:
+@pytest.fixture(scope="module")
+def run() -> Iterator[Runner]:
+    """``run(code, chip, release)``: what the code printed; its failure is the test's."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("QIAO_")}
     paths = [str(HERE / "src"), str(HERE / "stand_in"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env |= {"PYTHONPATH": os.pathsep.join(paths), "QIAO_MLU_CHIP": chip, "QIAO_MLU_OPS": release}
+    env |= {"PYTHONPATH": os.pathsep.join(paths), "QIAO_SIM_NAME": "mlu"}
     env.pop("CNCL_ASYNC_ERROR_HANDLING", None)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+
+    with Forks(PRELOAD, env) as forks:
+
+        def call(code: str, chip: str = "MLU590", release: str = "") -> str:
+            done = forks.run(code, {"QIAO_MLU_CHIP": chip, "QIAO_MLU_OPS": release})
+            assert done.returncode == 0, done.stderr[-3000:]
+            return done.stdout
+
+        yield call
 
 
 CHECK = """
@@ -55,7 +76,7 @@ print(*sorted(set(target.hooks) - called))
         ("MLU370", "old", "MLU370 float16 float32 dense w4a16 w8a16 w8a8"),
     ],
 )
-def test_cases_on_each_chip_and_release(chip: str, release: str, said: str) -> None:
+def test_cases_on_each_chip_and_release(run: Runner, chip: str, release: str, said: str) -> None:
     without_cases = "capabilities capture collective_backend memory_info pack_weight probe_devices synchronize"
     assert run(CHECK, chip, release).splitlines() == [said, without_cases]
 
@@ -93,8 +114,11 @@ broken("must not alias", tmo.flash_attention, kv, kv, kv, kv, *prefill)
 wide = torch.zeros(3, 2, 32, 64, device="mlu")
 broken("blocks of 16", tmo.flash_attention, kv, wide, wide, kv.clone(), *prefill, block_tables=table)
 codes = torch.zeros(8, 32, dtype=torch.int8, device="mlu")
-narrow = torch.ones(8, 2, device="mlu")
-broken("group size 32", tmo.scaled_matmul, x, codes, None, narrow, torch.float32, quant_bit_size=4)
+half, narrow = x.half(), torch.ones(8, 2, device="mlu").half()
+four = (half, codes, None, narrow, torch.float16, None, None, "none", 4)
+broken("group size 32", tmo.scaled_matmul, *four, a_quant_bit_size=-1)
+broken("-1 for plain activations", tmo.scaled_matmul, *four)
+broken("float16 or bfloat16", tmo.scaled_matmul, x, codes, None, narrow, torch.float32, quant_bit_size=4)
 int8, scales = torch.zeros(3, 2, 16, 64, dtype=torch.int8, device="mlu"), torch.zeros(3, 2, 16, device="mlu")
 tmo.quant_to_paged_cache(kv, kv, int8, int8.clone(), scales, scales.clone(), slots)
 assert sim.peek(scales).count_nonzero() == 3 * 2
@@ -135,7 +159,7 @@ print("ok")
 """
 
 
-def test_the_stand_in_keeps_the_documented_rules() -> None:
+def test_the_stand_in_keeps_the_documented_rules(run: Runner) -> None:
     assert run(RULES).strip() == "ok"
 
 
@@ -159,7 +183,7 @@ print("ok")
 """
 
 
-def test_the_stand_in_keeps_the_rules_of_older_releases() -> None:
+def test_the_stand_in_keeps_the_rules_of_older_releases(run: Runner) -> None:
     assert run(OLD_RULES, "MLU370", "old").strip() == "ok"
 
 
@@ -183,7 +207,7 @@ for dtype, kept, calls in (("float16", "float16", 3), ("bfloat16", "bfloat16", 2
 """
 
 
-def test_more_heads_than_a_decode_takes_go_in_several() -> None:
+def test_more_heads_than_a_decode_takes_go_in_several(run: Runner) -> None:
     assert run(MANY_HEADS).split() == ["3", "2", "3"]
 
 
@@ -221,7 +245,7 @@ print("ok")
 """
 
 
-def test_graphs_are_one_launch_and_refuse_the_host() -> None:
+def test_graphs_are_one_launch_and_refuse_the_host(run: Runner) -> None:
     assert run(GRAPHS).strip() == "ok"
 
 
@@ -248,25 +272,48 @@ print("ok")
 """
 
 
-def test_experts_are_one_call_and_held_once() -> None:
+def test_experts_are_one_call_and_held_once(run: Runner) -> None:
     assert run(EXPERTS).strip() == "ok"
 
 
-QUIET = """
-import sys
-sys.path = [p for p in sys.path if not p.endswith("stand_in")]
-import qiao_cambricon
-assert qiao_cambricon.probe_devices() == []
-assert "bfloat16" not in qiao_cambricon.capabilities("MLU370-X8").dtypes
-assert "bfloat16" in qiao_cambricon.capabilities("").dtypes
-import torch
-assert not hasattr(torch, "mlu")
-print("ok")
+def test_without_the_sdk_there_is_no_device_and_no_error() -> None:
+    """Here, where it is not on the path."""
+    assert qiao_cambricon.probe_devices() == []
+    assert "bfloat16" not in qiao_cambricon.capabilities("MLU370-X8").dtypes
+    assert "bfloat16" in qiao_cambricon.capabilities("").dtypes
+    assert not hasattr(torch, "mlu")
+
+
+REFUSED = """
+import torch_mlu, torch_mlu_ops, torch
+import qiao_cambricon, qiao_reference
+from qiao.contract import WeightInfo
+from qiao.models import describe
+from qiao.registry import Policy, backend_of, make_plan
+from qiao_conformance import reality
+backend = backend_of(qiao_cambricon, "cambricon", host=backend_of(qiao_reference, "reference"))
+settings = reality.config(backend.capabilities)
+def moved(**more):
+    plan = make_plan(describe({**settings, **more}), backend, Policy.parse("allow"))
+    rows = plan.fallback_rows
+    print(sorted({row.group for row in rows}), "|".join(sorted({row.reason for row in rows})))
+moved()
+capped = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 50.0}
+moved(**capped, query_pre_attn_scalar=32, sliding_window=64, hidden_activation="gelu_pytorch_tanh")
+moved(quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"})
+try:
+    qiao_cambricon.pack_weight("fp8", {}, WeightInfo("lm_head", 8, 8, 8), "mlu:0")
+except ValueError as error:
+    print(error)
 """
 
 
-def test_without_the_sdk_there_is_no_device_and_no_error() -> None:
-    assert run(QUIET).strip() == "ok"
+def test_a_soft_cap_and_fp8_are_planned_on_the_cpu(run: Runner) -> None:
+    plain, capped, fp8, packed = run(REFUSED).splitlines()
+    assert plain.startswith("[]")
+    assert capped.startswith("['KV']") and "soft cap" in capped
+    assert fp8.startswith("['W[fp8]']") and "fp8" in fp8
+    assert packed == "lm_head: torch_mlu_ops has no operation for fp8"
 
 
 OLDER = """
@@ -283,5 +330,5 @@ print("ok")
 """
 
 
-def test_an_operation_that_a_release_lacks_is_said() -> None:
+def test_an_operation_that_a_release_lacks_is_said(run: Runner) -> None:
     assert run(OLDER).strip() == "ok"

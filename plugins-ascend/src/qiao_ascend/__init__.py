@@ -10,6 +10,7 @@ from qiao_ascend.device import (
     utilization,
 )
 from qiao_ascend.fused import add_rms_norm, rms_norm, rotary, route_experts, silu_mul
+from qiao_ascend.graphs import capture
 from qiao_ascend.linear import expert_matmul, matmul, pack_weight
 from qiao_ascend.sampling import sample
 
@@ -18,6 +19,7 @@ __all__ = [
     "allocate_kv",
     "attention",
     "capabilities",
+    "capture",
     "collective_backend",
     "copy_blocks",
     "expert_matmul",

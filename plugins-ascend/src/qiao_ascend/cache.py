@@ -9,7 +9,7 @@ from functools import cache as remembered
 import torch
 from qiao.contract import AttentionMetadata, KVCache, hookimpl
 
-from qiao_ascend import _sdk, fractal
+from qiao_ascend import _sdk, fractal, graphs
 from qiao_ascend.chips import MASK, check_cache, check_heads, profile_of
 
 
@@ -87,7 +87,8 @@ def attention(
     else:
         paged = {"block_table": metadata.block_tables, "block_size": cache.block_size}
         flat = (part.view(part.shape[0], cache.block_size, -1) for part in (key, value))
-        out = _fused(rows, *flat, kv_heads, metadata, list(metadata.kv_lens), scale, sliding_window, **paged)
+        lengths = graphs.kv_lengths(metadata, cache.block_size)
+        out = _fused(rows, *flat, kv_heads, metadata, lengths, scale, sliding_window, **paged)
     if used == query.shape[0]:
         return out
     return torch.cat((out, query.new_zeros(query.shape[0] - used, *query.shape[1:])))

@@ -7,7 +7,7 @@ Sources: the operator pages of Ascend/op-plugin, the code and issues of vllm-pro
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 
@@ -25,13 +25,17 @@ MOST_COLUMNS = 65535
 MOST_SEQUENCES = 4096
 """Of one call of the fused attention."""
 
+CAPTURED = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of sequences for which decode steps are recorded; each graph takes some of the chip's few streams."""
+
 MASK = 2048
 """Side of the mask that sparse modes 3 and 4 take, whatever the lengths."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One generation. ``packed_int4``: it multiplies by 4-bit weights; elsewhere they are unpacked to 8."""
+    """One generation. ``packed_int4``: it multiplies by 4-bit weights; elsewhere they are unpacked to 8. ``graphs``: it
+    records steps."""
 
     name: str
     dtypes: tuple[str, ...]
@@ -40,6 +44,7 @@ class Profile:
     schemes: tuple[str, ...]
     sliding_window: bool
     packed_int4: bool
+    graphs: bool
 
 
 _A2 = Profile(
@@ -50,12 +55,13 @@ _A2 = Profile(
     ("dense", "w4a16", "w8a16", "w8a8"),
     sliding_window=True,
     packed_int4=True,
+    graphs=True,
 )
 PROFILES = MappingProxyType(
     {
         "910B": _A2,
-        "910C": Profile("910C", *(getattr(_A2, f) for f in ("dtypes", "layout", "head_dims", "schemes")), True, True),
-        "310P": Profile("310P", ("float16",), "NZ", (64, 128), ("dense", "w4a16", "w8a16"), True, False),
+        "910C": replace(_A2, name="910C"),
+        "310P": Profile("310P", ("float16",), "NZ", (64, 128), ("dense", "w4a16", "w8a16"), True, False, False),
     }
 )
 """By name."""
@@ -98,6 +104,7 @@ def capabilities_of(chip: str) -> Capabilities:
         sliding_window=found.sliding_window,
         soft_cap=False,
         sdk=_sdk.found().as_dict(),
+        capture_sizes=CAPTURED if found.graphs else (),
     )
 
 

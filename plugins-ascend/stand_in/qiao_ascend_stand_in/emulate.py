@@ -3,16 +3,19 @@
 For every operator the real code of torch_npu runs: it checks, makes the results, and launches a kernel that does
 nothing. The host computes the same operator over the same memory (device memory is host memory here) and writes what it
 gets into the results. An ``aten`` operator computes by torch's own CPU kernel, one of torch_npu's own by the function
-of its name in ``operators``. Shapes and dtypes of both must agree.
+of its name in ``operators``. Shapes and dtypes of both must agree. While a graph is being recorded nothing is computed:
+the work is noted in the graph (``graphs``) and done at each of its executions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
+from qiao_ascend_stand_in import graphs
 from qiao_ascend_stand_in.operators import OPERATORS
 
 _LEFT = frozenset(
@@ -81,30 +84,56 @@ class _Kernel:
         self._written, self._own = _written(schema), not schema.name.startswith("aten::")
 
     def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        recorded = graphs.recording()
         host = [_on_host(view(a)) for a in args]
         named = {k: _on_host(view(v)) for k, v in kwargs.items() if k != "pin_memory"}
-        if self._own:
-            got = self._real.call_boxed(keyset, *args, **kwargs)
-            want = self._compute(*host, **named)
-            _fill(self._name, got, want) if want is not None else None
+        sized_by_values = self._real is None or (self._name == "aten::index" and _masks(args[1]))
+        if sized_by_values and recorded:
+            raise RuntimeError(f"{self._name} reads the size of its result from the device: not while recording")
+        if sized_by_values:
+            return _to_device(self._compute(*host, **named))
+        changed = [] if self._own else self._changed(args, kwargs)
+        if recorded or self._own:
+            got = self._real.call_boxed(keyset, *(args if self._own else self._boxed(args)), **kwargs)
+            # views own nothing: what a region no longer holds is used again inside it, as on the device
+            made = view(kwargs["out"] if self._own and "out" in kwargs else got)
+            there = (made, host, named, [(place, view(tensor)) for place, tensor in changed])
+            if not (recorded and graphs.add(partial(self._work, *there))):
+                self._work(*there)
             return got
-        changed = []
+        want, copies = self._computed(host, named, changed)
+        got = self._real.call_boxed(keyset, *self._boxed(args), **kwargs)
+        self._filled(got, want, changed, copies)
+        return got
+
+    def _changed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int | str, torch.Tensor]]:
+        """(place among the arguments, tensor) of those that an operator of torch writes to."""
+        found: list[tuple[int | str, torch.Tensor]] = []
         for i in self._written:
             name = self._arguments[i]
-            place, key = (host, i) if i < len(args) else (named, name)
             original = args[i] if i < len(args) else kwargs.get(name)
             if isinstance(original, torch.Tensor):
-                place[key] = place[key].clone()
-                changed.append((original, place[key]))
-        want = self._compute(*host, **named)
-        if self._real is None or (self._name == "aten::index" and _masks(args[1])):
-            return _to_device(want)
-        got = self._real.call_boxed(keyset, *self._boxed(args), **kwargs)
-        for original, made in changed:
+                found.append((i if i < len(args) else name, original))
+        return found
+
+    def _work(self, got: Any, host: list[Any], named: dict[str, Any], changed: list[Any]) -> None:
+        want, copies = self._computed(host, named, changed)
+        self._filled(got, want, changed, copies)
+
+    def _computed(self, host: list[Any], named: dict[str, Any], changed: list[Any]) -> tuple[Any, list[torch.Tensor]]:
+        """What the host gets, and copies of the changed tensors with their new values."""
+        host, named, copies = list(host), dict(named), []
+        for place, _ in changed:
+            where: Any = host if isinstance(place, int) else named
+            where[place] = where[place].clone()
+            copies.append(where[place])
+        return self._compute(*host, **named), copies
+
+    def _filled(self, got: Any, want: Any, changed: list[Any], copies: list[torch.Tensor]) -> None:
+        for (_, original), made in zip(changed, copies, strict=True):
             _fill(self._name, original, made)
-        if not self._written:
+        if not changed and want is not None and (self._own or not self._written):
             _fill(self._name, got, want)
-        return got
 
     def _boxed(self, args: tuple[Any, ...]) -> list[Any]:
         """``args`` with numbers that torch took out of their tensors put back into some."""

@@ -6,9 +6,12 @@ import ctypes
 from pathlib import Path
 
 
-def load(folder: str) -> None:
-    """Load what ``make.py`` has put into ``folder``; raises ``OSError`` where it is not there."""
+def load(folder: str) -> ctypes.CDLL:
+    """Load what ``make.py`` has put into ``folder``, and return the one that has all symbols.
+
+    Raises ``OSError`` where it is not there.
+    """
     libraries = Path(folder) / "lib"
     first = libraries / "libcann_stub.so"
-    for path in [first, *sorted(libraries.glob("lib*.so"))]:
-        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+    loaded = [ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL) for path in [first, *sorted(libraries.glob("lib*.so"))]]
+    return loaded[0]

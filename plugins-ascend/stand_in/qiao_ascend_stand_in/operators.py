@@ -160,8 +160,11 @@ def _check_fia(query: Tensor, key: Tensor, mask: Tensor | None, options: Mapping
 @computes("npu::npu_fused_infer_attention_score")
 def fused_infer_attention_score(
     query: Tensor, key: Tensor, value: Tensor, *, atten_mask: Tensor | None = None, **options: Any
-) -> tuple[Tensor, Tensor]:
-    """TND over a paged cache, where lengths are plain, or over packed keys, where they are running sums."""
+) -> tuple[Tensor, Tensor | None]:
+    """TND over a paged cache, where lengths are plain, or over packed keys, where they are running sums.
+
+    Nobody asks for the second result; the form with ``out``, which graphs take, has room of any shape for it.
+    """
     options = {"num_heads": 1, "num_key_value_heads": 0, "scale": 1.0, "sparse_mode": 0, "block_size": 0, **options}
     options["num_key_value_heads"] = options["num_key_value_heads"] or options["num_heads"]
     _check_fia(query, key, atten_mask, options)
@@ -184,7 +187,7 @@ def fused_infer_attention_score(
         reach = (options.get("pre_tokens", 2**31 - 1), options.get("next_tokens", 2**31 - 1))
         hidden = _hidden(options.get("sparse_mode", 0), end - start, length, *reach)
         out[start:end] = attend(query[start:end], *pair, scale, hidden)
-    return out, torch.zeros(0, dtype=torch.float32)
+    return out, None if "out" in options else torch.zeros(0, dtype=torch.float32)
 
 
 def _context(cache: Tensor, kv_heads: int, table: Tensor, length: int) -> Tensor:

@@ -1,6 +1,7 @@
 """The only file that knows torch_mlu and torch_mlu_ops; both are imported when first needed.
 
-torch_mlu_ops changes names between releases, so each operation is looked for under the names of both generations.
+torch_mlu_ops changes names and arguments between releases, so each operation is looked for under the names of both
+generations, and an argument that came later is looked for in its signature.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
 import torch
@@ -44,6 +46,15 @@ def operation(name: str) -> Callable[..., Any]:
 def has(*names: str) -> bool:
     """Whether this release has every one of ``names``."""
     return all(hasattr(operations(), name) for name in names)
+
+
+@cache
+def accepts(name: str, argument: str) -> bool:
+    """Whether this release's operation ``name`` has an argument of that name; no where it does not say."""
+    try:
+        return argument in signature(operation(name)).parameters
+    except (TypeError, ValueError):  # a function of C
+        return False
 
 
 def versions() -> dict[str, str]:

@@ -47,7 +47,7 @@ def cache_integers() -> tuple[str, ...]:
 def quantized_schemes() -> tuple[str, ...]:
     """Schemes of which either generation's operations are there, and all where nothing is installed.
 
-    ``w8a16`` has an operation of its own in the older generation only; in the newer it is dequantized at load.
+    ``w8a16`` is dequantized at load where there is no operation for it.
     """
     if _sdk.operations() is None:
         return ("w4a16", "w8a16", "w8a8")

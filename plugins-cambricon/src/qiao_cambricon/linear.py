@@ -1,7 +1,8 @@
 """Matmul family: dense, 4-bit and 8-bit weights under the names of both generations of torch_mlu_ops.
 
 The kernels for quantized weights are symmetric, take groups of 64 to 512 and no act-order. A weight that asks for more
-is dequantized at load and multiplied as a dense one; so is ``w8a16`` in the newer generation, which has no such kernel.
+is dequantized at load and multiplied as a dense one. ``scaled_matmul`` of the newer generation gives 16 bits only:
+float32 activations take the weight's value, made anew in each call.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def _four_bit(tensors: Tensors, info: WeightInfo) -> dict[str, torch.Tensor]:
 def _eight_bit(tensors: Tensors, info: WeightInfo) -> dict[str, torch.Tensor]:
     """One scale a row, or a group that the kernel takes."""
     whole = tensors["scale"].shape[1] == 1
-    takes = _sdk.has("weight_only_quant_matmul") and "perm" not in tensors and rules.takes_zero(tensors.get("zero"), 0)
+    there = _sdk.has("scaled_matmul") or _sdk.has("weight_only_quant_matmul")
+    takes = there and "perm" not in tensors and rules.takes_zero(tensors.get("zero"), 0)
     if not takes or not (whole or rules.group_fits(info, 8)):
         return {"weight": _dequantized(tensors, info)}
     scale = tensors["scale"].float()
@@ -97,11 +99,46 @@ def matmul(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> 
 def _weight_only(x: torch.Tensor, data: Tensors, bias: torch.Tensor | None, bits: int) -> torch.Tensor:
     """A scale for each group is in the activations' dtype, one for each row in float32."""
     scale = data["scale"] if data["scale"].dim() == 1 else data["scale"].to(x.dtype)
-    if bits == 4 and _sdk.has("scaled_matmul"):
-        return _sdk.operation("scaled_matmul")(
-            a=x, b=data["codes"], a_scale=None, b_scale=scale, out_dtype=x.dtype, bias=bias, quant_bit_size=4
-        )
-    return _sdk.operation("weight_only_quant_matmul")(x, data["codes"], scale, None, bias, None, "none", bits)
+    if not _sdk.has("scaled_matmul"):
+        return _sdk.operation("weight_only_quant_matmul")(x, data["codes"], scale, None, bias, None, "none", bits)
+    if x.dtype not in rules.HALVES:
+        return _by_value(x, _signed(data["codes"], bits), data["scale"], bias)
+    return _scaled(x, data["codes"], None, scale, bias, bits)
+
+
+def _scaled(
+    a: torch.Tensor,
+    codes: torch.Tensor,
+    a_scale: torch.Tensor | None,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    bits: int,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``scaled_matmul``, whose later releases want to be told where activations are not quantized.
+
+    By place: the fifth argument has had two names.
+    """
+    plain = a_scale is None and _sdk.accepts("scaled_matmul", "a_quant_bit_size")
+    more = {"a_quant_bit_size": -1} if plain else {}
+    return _sdk.operation("scaled_matmul")(  # type: ignore[no-any-return]
+        a, codes, a_scale, scale, dtype or a.dtype, bias, None, "none", bits, **more
+    )
+
+
+def _signed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """int8 [O, I] of codes that may lie two in a byte."""
+    if bits == 8:
+        return codes
+    pairs = codes.view(torch.uint8).to(torch.int16)
+    both = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1)
+    return torch.where(both > 7, both - 16, both).to(torch.int8)
+
+
+def _by_value(x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    wide = scale[:, None] if scale.dim() == 1 else scale.repeat_interleave(codes.shape[1] // scale.shape[1], 1)
+    product: torch.Tensor = _sdk.operation("matmul")(x, codes.to(x.dtype) * wide, bias, None, "none", 1.0, 0.0)
+    return product
 
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,8 +152,8 @@ def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _by_int8(x: torch.Tensor, data: Tensors, bias: torch.Tensor | None) -> torch.Tensor:
     codes, scale = data["codes"], data["scale"]
     a, a_scale = quantized(x)
-    if _sdk.has("scaled_matmul"):
-        return _sdk.operation("scaled_matmul")(
-            a=a, b=codes, a_scale=a_scale, b_scale=scale, out_dtype=x.dtype, bias=bias, quant_bit_size=8
-        )
-    return _sdk.operation("smooth_quant_matmul")(a, a_scale, codes, scale, x.dtype, bias)
+    if not _sdk.has("scaled_matmul"):
+        return _sdk.operation("smooth_quant_matmul")(a, a_scale, codes, scale, x.dtype, bias)
+    if x.dtype not in rules.HALVES:
+        return _by_value(a.to(x.dtype) * a_scale[:, None], codes, scale, bias)
+    return _scaled(a, codes, a_scale, scale, bias, 8, x.dtype)

@@ -97,8 +97,11 @@ def _backend(target: Target, calls: Counter[str]) -> Backend:
     return Backend(target.name, hooks, target.device, target.capabilities, None if alone else last)
 
 
-def run(settings: Mapping[str, Any], backend: Backend, plan: Plan) -> list[list[int]]:
-    """The greedy tokens of ``PROMPTS`` by Qiao's engine over ``plan``; raises ``AssertionError`` where one fails."""
+def run(settings: Mapping[str, Any], backend: Backend, plan: Plan, *, eager: bool = True) -> list[list[int]]:
+    """The greedy tokens of ``PROMPTS`` by Qiao's engine over ``plan``; raises ``AssertionError`` where one fails.
+
+    With ``eager`` false decode steps are recorded where the plan has ``capture``.
+    """
     table = bind(plan, backend, FallbackCounters())
     model = create(dict(settings), table, getattr(torch, settings["torch_dtype"]))
     model.load(weights(settings).items())
@@ -112,7 +115,7 @@ def run(settings: Mapping[str, Any], backend: Backend, plan: Plan) -> list[list[
         max_num_batched_tokens=16,
         max_num_queued=8,
         enable_prefix_caching=False,
-        enforce_eager=True,
+        enforce_eager=eager,
     )
     engine, found = Engine(model, table, sizes), {str(i): list[int]() for i in range(len(PROMPTS))}
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
