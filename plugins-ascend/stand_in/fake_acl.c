@@ -109,7 +109,7 @@ struct event { struct timespec t; int recorded, external; };
 /* ---- graphs: a list of what a capturing stream was asked to do, done again at each execution ---- */
 enum { COPY, SET, KERNEL, WAIT, RESET, RECORD, GROUP };
 struct list { struct entry { int kind, value; void *to; const void *from; size_t size; long id; struct list *group; } *v; size_t n, room; };
-struct model { struct list all; void *stream; struct list *into; int broken; };
+struct model { struct list all; void *stream; struct list *into; int broken; uint32_t id; };
 static struct model *capturing;               /* at most one in a process */
 static __thread int capturing_here;
 static struct list *updated; static void *updating; /* a task group that gets new calls, from this stream */
@@ -239,7 +239,7 @@ err_t aclrtGetDeviceInfo(uint32_t d, int what, int64_t *v) { (void)d; (void)what
 /* ---- graphs, as torch_npu calls them ---- */
 err_t aclmdlRICaptureBegin(void *s, int mode) {
     (void)mode; if (capturing) return E_PARAM;
-    struct model *m = calloc(1, sizeof *m); m->stream = s; m->into = &m->all;
+    struct model *m = calloc(1, sizeof *m); m->stream = s; m->into = &m->all; m->id = (uint32_t)next_id++;
     capturing = m; capturing_here = 1; cann_stub_hit("aclmdlRICaptureBegin"); return OK; }
 err_t aclmdlRICaptureEnd(void *s, void **ri) {
     (void)s; struct model *m = capturing; if (!m) return E_PARAM;
@@ -276,7 +276,7 @@ static err_t execute(struct list *l) {
     return rc; }
 err_t aclmdlRIExecuteAsync(void *ri, void *s) { (void)s; cann_stub_hit("aclmdlRIExecuteAsync"); return execute(&((struct model *)ri)->all); }
 err_t aclmdlRIDestroy(void *ri) { clear(&((struct model *)ri)->all); free(ri); return OK; }
-err_t aclmdlRIGetId(void *ri, uint32_t *id) { (void)ri; *id = 1; return OK; }
+err_t aclmdlRIGetId(void *ri, uint32_t *id) { *id = ((struct model *)ri)->id; return OK; }
 
 /* ---- HCCL, one rank only ---- */
 static size_t hsize(int t) { static const size_t n[] = {1, 2, 4, 2, 4, 8, 8, 1, 2, 4, 8, 2}; return t >= 0 && t < 12 ? n[t] : 1; }

@@ -42,8 +42,10 @@ class Forks:
 
     def __exit__(self, *args: object) -> None:
         """End it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.stdout.close()
         self._process.wait(10)
 
     def run(self, code: str, environment: Mapping[str, str], seconds: int = 120) -> subprocess.CompletedProcess[str]:
