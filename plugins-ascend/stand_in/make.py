@@ -12,6 +12,7 @@ leaves a kernel out, as an older CANN would; with ``--folder`` it is made elsewh
 from __future__ import annotations
 
 import argparse
+import fcntl
 import glob
 import hashlib
 import importlib.util
@@ -164,7 +165,11 @@ def main() -> None:
     parser.add_argument("--site", type=Path, default=FOLDER / "site", help="where torch-npu is or shall be")
     parser.add_argument("--without", action="append", default=[], metavar="KERNEL")
     options = parser.parse_args()
-    make(options.folder.resolve(), options.site.resolve(), options.without)
+    folder = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second finds it made
+        make(folder, options.site.resolve(), options.without)
 
 
 if __name__ == "__main__":

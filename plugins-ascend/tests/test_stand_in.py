@@ -171,7 +171,9 @@ def test_an_ailing_npu_is_named(run, tmp_path) -> None:
     tool = tmp_path / "npu-smi"
     tool.write_text(f"#!/bin/sh\ncat {recording}\n")
     tool.chmod(0o755)
-    said = run("import qiao_ascend; print(qiao_ascend.probe_devices()[0].evidence)", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    said = run(
+        "import qiao_ascend; print(qiao_ascend.probe_devices()[0].evidence)", PATH=f"{tmp_path}:{os.environ['PATH']}"
+    )
     assert "NPU 1 reports Warning" in said and "torch-npu 2.13.0" in said
 
 
@@ -210,8 +212,8 @@ print(len(reality.run(settings, backend, plan)))
 
 @pytest.mark.parametrize("soc", ["Ascend910B3", "Ascend310P3"])
 def test_out_of_memory_is_said_and_the_device_works_on(run, soc) -> None:
-    said, answers = run(FULL, soc, CANN_STUB_HBM="96").splitlines()[::2]
-    assert "out of memory" in said.lower() and answers == "3"
+    said = run(FULL, soc, CANN_STUB_HBM="96").splitlines()
+    assert "OutOfMemoryError" in said[0] and "out of memory" in said[0] and said[-1] == "3"
 
 
 REFUSED = """
@@ -262,8 +264,8 @@ def test_without_torch_npu_there_is_no_device_and_no_error() -> None:
 GRAPHS = """
 import os, pytest, torch
 import qiao_ascend, qiao_reference
-from qiao.contract.cases import Random
 from qiao.registry import backend_of
+from qiao_ascend import graphs
 from qiao_conformance import captured
 from qiao_conformance.target import Target
 backend = backend_of(qiao_ascend, "ascend", host=backend_of(qiao_reference, "reference"))
@@ -272,13 +274,11 @@ for dtype in target.capabilities.dtypes:
     captured.check_replays(target, dtype)
 captured.check_host_value(target)
 captured.check_errors(target)
-layer = captured.Layer(target, "float16")
-values = layer.inputs(Random("again", 0), 2, 2)
-replay = qiao_ascend.capture(layer.step, tuple(x.to("npu:0") for x in values.tensors()), "npu:0")
-replay()
-replay._lengths.clear()
-with pytest.raises(RuntimeError, match="507000"):  # attention of the graph waits for lengths that nobody brings
-    replay()
+right = graphs.Replay.__call__
+graphs.Replay.__call__ = lambda self: (self._graph.replay(), self._outputs)[1]  # with the lengths of before
+with pytest.raises((AssertionError, RuntimeError), match="of a replay is off|507000"):
+    captured.check_replays(target, "float16")
+graphs.Replay.__call__ = right
 x = torch.ones(2, 3).half().to("npu:0")
 for refused in (lambda x: x[x > 0], lambda x: x + torch.ones(3).half().to("npu:0"), lambda x: x.cpu()):
     with pytest.raises(NotImplementedError, match="cannot record it"):

@@ -289,18 +289,20 @@ import torch_mlu, torch_mlu_ops, torch
 import qiao_cambricon, qiao_reference
 from qiao.contract import WeightInfo
 from qiao.models import describe
+from qiao.quantization.packing import promised
+from qiao.quantization.weight import WeightForm
 from qiao.registry import Policy, backend_of, make_plan
 from qiao_conformance import reality
 backend = backend_of(qiao_cambricon, "cambricon", host=backend_of(qiao_reference, "reference"))
 settings = reality.config(backend.capabilities)
-def moved(**more):
-    plan = make_plan(describe({**settings, **more}), backend, Policy.parse("allow"))
+def moved(quantized={}, **more):
+    plan = make_plan(describe({**settings, **more}, quantized), backend, Policy.parse("allow"))
     rows = plan.fallback_rows
     print(sorted({row.group for row in rows}), "|".join(sorted({row.reason for row in rows})))
 moved()
 capped = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 50.0}
 moved(**capped, query_pre_attn_scalar=32, sliding_window=64, hidden_activation="gelu_pytorch_tanh")
-moved(quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"})
+moved({"model.layers.0.mlp.down_proj.weight": promised(WeightForm("fp8"), reality.HIDDEN, reality.FEED)})
 try:
     qiao_cambricon.pack_weight("fp8", {}, WeightInfo("lm_head", 8, 8, 8), "mlu:0")
 except ValueError as error:

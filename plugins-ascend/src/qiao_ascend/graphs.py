@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -71,13 +70,6 @@ class Replay:
         return self._outputs
 
 
-@lru_cache(maxsize=64)
-def _pool(device: str, buffers: int) -> Any:
-    """One memory pool for all graphs over the same buffers, which by the contract may share their working memory."""
-    with _sdk.runtime().device(device):
-        return _sdk.runtime().graph_pool_handle()
-
-
 def why_not(device: str) -> str:
     """What keeps graphs from being recorded on ``device`` in this process, empty where nothing does."""
     found = profile_of(torch.device(device))
@@ -110,22 +102,20 @@ def capture(function: Callable[..., Any], example: tuple[Any, ...], device: str)
             npu.synchronize()
             recording.warm = False
             graph = npu.NPUGraph()
-            outputs = _recorded(graph, aside, function, example, device)
+            outputs = _recorded(graph, aside, function, example)
     finally:
         _RECORDING.reset(token)
     return Replay(graph, outputs, recording.lengths)
 
 
-def _recorded(
-    graph: Any, stream: Any, function: Callable[..., Any], example: tuple[Any, ...], device: str
-) -> Any:
+def _recorded(graph: Any, stream: Any, function: Callable[..., Any], example: tuple[Any, ...]) -> Any:
     """As ``torch.npu.graph`` with ``auto_dispatch_capture``, which where a recording cannot be ended would leave its
-    stream and its dispatch mode behind."""
-    pool = _pool(device, example[0].untyped_storage().data_ptr() if example else 0)
+    stream and its dispatch mode behind. Each graph has memory of its own: a pool that graphs shared cannot be had again
+    when the last of them is gone."""
     graph.auto_dispatch_capture = True
     try:
         with _sdk.runtime().stream(stream), graph.graph_dispatch_mode:
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            graph.capture_begin(capture_error_mode="thread_local")
             try:
                 return function(*example)
             finally:
