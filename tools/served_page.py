@@ -25,7 +25,8 @@ def page(note: str, documents: Sequence[Document]) -> str:
         "`qiao plan` puts on the CPU, and those that the server's counters saw there. `make acceptance-vendors` runs "
         "it again; what the levels mean is said in [Coverage](README.md).\n"
     )
-    return "\n".join([note, "# Served end to end\n", intro, *map(_section, documents)])
+    sections = [*map(_section, documents)] or ["No run has been kept yet.\n"]
+    return "\n".join([note, "# Served end to end\n", intro, *sections])
 
 
 def _section(document: Document) -> str:
