@@ -119,10 +119,11 @@ def metrics_page() -> str:
     """``docs/reference/metrics.md`` from a scrape of an idle server's registry."""
     from prometheus_client.parser import text_string_to_metric_families
     from qiao.engine.request import EngineStats, FallbackCount
-    from qiao.observability.metrics import Metrics
+    from qiao.observability.metrics import Metrics, ServerMetrics
 
     stats = EngineStats(utilization=0.0, prompt_budget=0, fallbacks=[FallbackCount("attention")])
-    metrics = Metrics("m", lambda: stats, max_model_len=2048, cache_info={"block_size": "16"})
+    metrics = ServerMetrics()
+    metrics.models["m"] = Metrics("m", lambda: [stats], max_model_len=2048, cache_info={"block_size": "16"})
     text, _ = metrics.render()
     rows = sorted(
         (f"`{family.name}{'_total' if family.type == 'counter' else ''}`", family.type, family.documentation)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -110,3 +112,11 @@ print("loaded:", sorted(name for name in sys.modules if name.startswith("qiao.cl
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--port" in ran.stdout
     assert ran.stdout.splitlines()[-1] == "loaded: ['qiao.cli.main']"
+
+
+def test_engine_keys_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.build_app()(args=["engine-keys", str(tmp_path / "keys"), "--json"], standalone_mode=False)
+    written = [Path(name) for name in json.loads(capsys.readouterr().out)]
+    assert sorted(written) == sorted((tmp_path / "keys").iterdir()) and len(written) == 4
+    with pytest.raises(errors.ParameterError, match="there already"):
+        cli.build_app()(args=["engine-keys", str(tmp_path / "keys")], standalone_mode=False)

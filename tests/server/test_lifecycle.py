@@ -124,14 +124,14 @@ def test_a_dead_engine_is_reported_and_replaced_and_dies_with_a_killed_server(sl
         slow.openai().completions.create(model="M", prompt=[DIE])
     assert error.value.status_code == 503
     thread.join()
-    assert answers[0].status_code == 503
+    assert answers[0].status_code == 503, "it had output, so that it cannot be sent again"
     assert answers[0].json()["error"]["code"] == "engine_unavailable"
     unhealthy = slow.http().get("/health")
     assert unhealthy.status_code == 503
     assert "SIGKILL" in unhealthy.json()["error"]["message"]
     slow.wait_for(lambda: slow.http().get("/health").status_code == 200)
     assert slow.openai().completions.create(model="M", prompt="x").choices[0].text == "ok"
-    assert slow.metric("qiao:engine_restarts") == 1
+    assert slow.metric("qiao:engine_restarts") == 2, "a request without output is sent once more"
     engine = children(slow)
     assert engine
     slow.process.kill()

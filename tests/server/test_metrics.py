@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 from qiao.engine.request import EngineStats, FallbackCount, OffloadStats
-from qiao.observability.metrics import FinishedRequest, Metrics
+from qiao.observability.metrics import FinishedRequest, Metrics, ServerMetrics
 
 STATS = EngineStats(
     running=3,
@@ -29,11 +29,14 @@ STATS = EngineStats(
 
 
 def make() -> Metrics:
-    return Metrics("M", lambda: STATS, max_model_len=512, cache_info={"block_size": "16", "num_gpu_blocks": "10"})
+    return Metrics("M", lambda: [STATS], max_model_len=512, cache_info={"block_size": "16", "num_gpu_blocks": "10"})
 
 
-def samples(metrics: Metrics) -> dict[str, float]:
-    page, _ = metrics.render()
+def samples(*models: Metrics) -> dict[str, float]:
+    server = ServerMetrics()
+    server.models = dict(enumerate(models))
+    server.http("/v1/models", "BREW", 200, 0.1)
+    page, _ = server.render()
     families = text_string_to_metric_families(page.decode())
     ignored = {"model_name", "engine"}
     return {
@@ -93,7 +96,6 @@ def test_requests_are_counted() -> None:
         )
     )
     metrics.rejected()
-    metrics.http("/v1/models", "BREW", 200, 0.1)
     got = samples(metrics)
     assert got["vllm:request_success_total|stop"] == 1
     assert got["vllm:request_success_total|error"] == 1
@@ -110,3 +112,22 @@ def test_requests_are_counted() -> None:
 def test_registries_are_separate() -> None:
     make().rejected()
     assert "vllm:admission_rejections_total|max_num_queued_reqs" not in samples(make())
+
+
+def test_engines_and_models_share_each_family() -> None:
+    """A name may have its type once only on a page, which Prometheus's own reader demands."""
+    idle = EngineStats(running=5)
+    two = Metrics("A", lambda: [STATS, idle], max_model_len=512, cache_info={})
+    other = Metrics("B", lambda: [idle], max_model_len=512, cache_info={})
+    server = ServerMetrics()
+    server.models = {"A": two, "B": other}
+    page = server.render()[0].decode()
+    heads = [line for line in page.splitlines() if line.startswith("# TYPE")]
+    assert len(heads) == len(set(heads))
+    found = {
+        (s.labels["model_name"], s.labels["engine"]): s.value
+        for family in text_string_to_metric_families(page)
+        for s in family.samples
+        if s.name == "vllm:num_requests_running"
+    }
+    assert found == {("A", "0"): 3, ("A", "1"): 5, ("B", "0"): 5}

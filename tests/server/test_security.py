@@ -18,8 +18,11 @@ from qiao.frontend import Frontend
 from qiao.server.access import PUBLIC_PATHS
 from qiao.server.app import create_app
 from qiao.server.args import ServerArgs
-from qiao.server.lifecycle import make_state
-from qiao.transport import EngineClient, EngineState
+from qiao.server.loader import make_fleet, make_state
+from qiao.server.setup import ModelSpec, Setup
+from qiao.server.state import ServerState
+from qiao.transport import EngineClient, EnginePool, EngineState
+from qiao.transport.process import HostOptions, LocalSource
 from transformers import AutoTokenizer
 
 from tests.support.tokenizers import byte_tokenizer
@@ -34,14 +37,21 @@ def tokenizer() -> Any:
         return AutoTokenizer.from_pretrained(byte_tokenizer(folder))
 
 
+async def never(spec: ModelSpec) -> ServerState:
+    raise AssertionError("no test here loads a model")
+
+
 def app(chat_template: str | None = None, **options: Any) -> FastAPI:
     numbers = {"max_model_len": 512, "vocab_size": 320, "block_size": 16, "num_blocks": 64, "max_num_seqs": 8}
     info = EngineInfo(device="cpu", dtype="float32", max_num_queued=8, **numbers)
     args = EngineArgs(model="M", chat_template=chat_template)
-    client = EngineClient(args)
-    client._info, client.state = info, EngineState.READY
+    engine = EngineClient(LocalSource(args, HostOptions()))
+    engine._info, engine.state = info, EngineState.READY
     frontend = Frontend(tokenizer(), info, args, {}, [257])
-    return create_app(make_state(client, frontend, args, ServerArgs(**options), info))
+    server = ServerArgs(**options)
+    fleet = make_fleet(Setup.single(args, server), never)
+    fleet.add(make_state(EnginePool([engine]), frontend, ModelSpec(args, server), info))
+    return create_app(fleet)
 
 
 def call(made: FastAPI, *requests: Callable[[httpx.AsyncClient], Any]) -> list[httpx.Response]:
@@ -178,10 +188,12 @@ def test_cors() -> None:
 
 def test_health_follows_engine_and_drain() -> None:
     made = app()
-    state = made.state.qiao
+    fleet = made.state.qiao
+    (state,) = fleet
+    (engine,) = state.client.engines
     for path in ("/health", "/health/live", "/health/ready", "/ping"):
         assert call(made, lambda c, p=path: c.get(p))[0].status_code == 200
-    state.client.state = EngineState.STARTING
+    engine.state = EngineState.STARTING
     (starting,) = call(made, lambda c: c.get("/health"))
     assert starting.status_code == 503
     assert "starting" in starting.json()["error"]["message"]
@@ -190,9 +202,9 @@ def test_health_follows_engine_and_drain() -> None:
     (no_engine,) = call(made, lambda c: c.post("/v1/completions", json={"prompt": "a"}))
     assert no_engine.status_code == 503
     assert no_engine.json()["error"]["code"] == "engine_unavailable"
-    state.client.state = EngineState.DEAD
+    engine.state = EngineState.DEAD
     assert [a.status_code for a in call(made, lambda c: c.get("/health/live"))] == [503]
-    state.client.state, state.draining = EngineState.READY, True
+    engine.state, fleet.draining = EngineState.READY, True
     for request in (
         lambda c: c.get("/health"),
         lambda c: c.post("/v1/completions", json={"prompt": "a"}),

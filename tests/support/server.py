@@ -142,6 +142,8 @@ def build(args: EngineArgs) -> tuple[ScriptedEngine, EngineInfo]:
     """What ``qiao.build`` does for a real engine."""
     if message := args.hf_overrides.get("fail"):
         raise ModelError(message)
+    if (path := args.hf_overrides.get("fail_once_there")) and Path(path).exists():
+        raise ModelError(f"{path} is there")
     if args.hf_overrides.get("crash"):
         raise KeyError("not a planned error")
     info = EngineInfo(
@@ -203,7 +205,7 @@ from qiao.server.flags import parse
 from qiao.server.start import serve
 from qiao.transport.process import HostOptions
 parsed = parse(sys.argv[2:])
-sys.exit(serve(parsed.engine, parsed.server, HostOptions(module=sys.argv[1], log_level="warning")))
+sys.exit(serve(parsed.setup, HostOptions(module=sys.argv[1], log_level="warning")))
 """
 
 
@@ -213,11 +215,19 @@ def server(model: Path | str, *flags: str, module: str = host.__name__) -> Itera
 
     ``module`` is the engine process's: the real one, or this module for the scripted engine.
     """
+    words = [str(model), "--served-model-name", "M", "org/M", "--max-model-len", "512", *flags]
+    with started(words, module) as running:
+        yield running
+
+
+@contextmanager
+def started(words: Sequence[str], module: str = host.__name__) -> Iterator[RunningServer]:
+    """Start ``qiao serve`` with these words on a free port, and wait until it is ready."""
     root = str(Path(__file__).parents[2])
     environment = {k: v for k, v in os.environ.items() if k not in ("QIAO_API_KEY", "VLLM_API_KEY")}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     environment["OMP_NUM_THREADS"] = "1"
-    words = [str(model), "--port", "0", "--served-model-name", "M", "org/M", "--max-model-len", "512", *flags]
+    words = [*words, "--port", "0"]
     process = subprocess.Popen(
         [sys.executable, "-c", LAUNCH, module, *words], stderr=subprocess.PIPE, text=True, env=environment
     )

@@ -85,10 +85,11 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
     shape, plan, ops = placed.shape, placed.plan, placed.ops
     wanted = _context(args, shape)
     draft = _place_draft(args, backend, counters, placed, wanted)
+    others = _used_by_others(args, ops)
     model = _load(placed, backend)
     parts = None if draft is None else DraftParts(_load(draft, backend), draft.ops, dtype_of(draft.shape.cache_dtype))
     kv_dtype = dtype_of(shape.cache_dtype)
-    size = _size_cache(placed, draft, wanted)
+    size = _size_cache(placed, draft, wanted, others)
     logger.info(size.explanation)
     max_model_len = _fit_context(wanted, size, plan.block_size)
     settings = _engine_config(args, shape, plan, size, max_model_len, kv_dtype)
@@ -372,7 +373,7 @@ def _context(args: EngineArgs, shape: ModelShape) -> int:
     return args.max_model_len
 
 
-def _size_cache(placed: _Placed, draft: _Placed | None, context: int) -> KVSize:
+def _size_cache(placed: _Placed, draft: _Placed | None, context: int, others: int) -> KVSize:
     args, shape, plan, ops = placed.args, placed.shape, placed.plan, placed.ops
     dtype, beside = dtype_of(shape.cache_dtype), 0
     if draft is not None and draft.ops.kv_device == ops.kv_device:
@@ -392,7 +393,18 @@ def _size_cache(placed: _Placed, draft: _Placed | None, context: int) -> KVSize:
         kv_bytes=args.kv_cache_memory_bytes,
         num_blocks=args.num_gpu_blocks_override,
         beside=beside,
+        others=others,
     )
+
+
+def _used_by_others(args: EngineArgs, ops: OpTable) -> int:
+    """Bytes in use before the weights are there. A share that the user names is this engine's own, as in vLLM; the
+    default is one of what there is, whoever uses it.
+    """
+    if args.gpu_memory_utilization is None:
+        return 0
+    total, free, _, _ = _memory(args, ops)
+    return total - free
 
 
 def _memory(args: EngineArgs, ops: OpTable) -> tuple[int, int, str, float]:

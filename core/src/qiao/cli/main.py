@@ -13,7 +13,7 @@ import typer
 from qiao.errors import QiaoError, UsageError
 
 COMMANDS = (
-    *("serve", "chat", "complete", "run", "plan", "plugins", "plugin", "conformance"),
+    *("serve", "engine", "chat", "complete", "run", "plan", "plugins", "plugin", "conformance"),
     *("doctor", "run_batch", "bench", "quantize", "regress", "cache", "keys", "audit"),
 )
 """Modules of ``qiao.cli`` in the order of the help text. Each imports what is heavy inside its command only."""

@@ -149,12 +149,14 @@ def size_kv(
     kv_bytes: int | None = None,
     num_blocks: int | None = None,
     beside: int = 0,
+    others: int = 0,
 ) -> KVSize:
     """Blocks of the KV cache on a memory of ``total`` bytes with ``free`` left, described by ``source``.
 
     ``reserve`` is what is still to come beside the cache: weights that are not loaded yet, activations, logits.
-    Automatic: ``utilization`` of the total, less what is in use and the reserve, and no more than
-    ``max_num_seqs`` sequences of ``max_model_len`` tokens can fill. ``num_blocks`` or ``kv_bytes`` fix it.
+    Automatic: ``utilization`` of the total, less what is in use but for the ``others``' bytes and the reserve, no more
+    than what is free, and no more than ``max_num_seqs`` sequences of ``max_model_len`` tokens can fill.
+    ``num_blocks`` or ``kv_bytes`` fix it.
     ``beside`` are the bytes a token that another model keeps in the same blocks.
 
     Raises ``ParameterError`` with the figures where a fixed size does not fit, or where not one block does.
@@ -172,7 +174,7 @@ def size_kv(
                 "kv_cache_memory_bytes", f"{kv_bytes} bytes hold no block; one block takes {block_bytes} bytes"
             )
     else:
-        count, why = _automatic(total, free, source, utilization, reserve, block_bytes)
+        count, why = _automatic(total, free, source, utilization, reserve, block_bytes, others)
         useful = max_num_seqs * -(-max_model_len // block_size)
         if count > useful:
             count, why = useful, f"{max_num_seqs} sequences of {max_model_len} tokens need no more ({why})"
@@ -189,9 +191,9 @@ def _fits(field: str, what: str, needed: int, room: int, source: str, reserve: i
 
 
 def _automatic(
-    total: int, free: int, source: str, utilization: float, reserve: int, block_bytes: int
+    total: int, free: int, source: str, utilization: float, reserve: int, block_bytes: int, others: int
 ) -> tuple[int, str]:
-    used = total - free
+    used = max(0, total - free - others)
     budget = min(int(total * utilization) - used, free) - reserve
     why = (
         f"{utilization:.0%} of {gib(total)}, less {gib(used)} in use and {gib(reserve)} kept for weights and "

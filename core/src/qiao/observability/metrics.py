@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
+from typing import cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily, Metric
@@ -17,6 +18,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from qiao.observability import names
+from qiao.observability.alias_metrics import AliasMetrics
 from qiao.observability.snapshot import Snapshot, SnapshotCollector
 from qiao.observability.tenant_metrics import TenantMetrics
 
@@ -70,15 +72,16 @@ class Tally(Collector):
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own.
+    """The metrics of one model, in a registry of their own.
 
-    ``snapshot`` gives the engine's latest counters, ``engine_up`` and ``restarts`` the state of its process.
+    ``snapshots`` gives the latest counters of each engine, ``engine_up`` how many of them are ready, ``restarts`` how
+    often they were started again.
     """
 
     def __init__(
         self,
         model_name: str,
-        snapshot: Callable[[], Snapshot],
+        snapshots: Callable[[], Sequence[Snapshot]],
         *,
         max_model_len: int,
         cache_info: dict[str, str],
@@ -87,16 +90,15 @@ class Metrics:
     ) -> None:
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
-        self._registry.register(SnapshotCollector(snapshot, model_name))
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self._registry)
+        self._registry.register(SnapshotCollector(snapshots, model_name))
         self._add_request_histograms(max_model_len)
         self._add_counters()
-        self._tenants = TenantMetrics(self._registry, self._labels["model_name"])
+        self._tenants = TenantMetrics(self._registry, model_name)
+        self._aliases = AliasMetrics(self._registry, model_name)
         info = Gauge(names.CACHE_INFO, "Cache settings as labels.", ["engine", *cache_info], registry=self._registry)
         info.labels(engine="0", **cache_info).set(1)
-        self._gauge(names.ENGINE_UP, "1 while the engine process is ready.", engine_up)
-        self._gauge(names.ENGINE_RESTARTS, "How often the engine was started again.", restarts)
+        self._gauge(names.ENGINE_UP, "Engines that are ready.", engine_up)
+        self._gauge(names.ENGINE_RESTARTS, "How often engines were started again.", restarts)
 
     def first_token(self, seconds: float) -> None:
         """Time from arrival to a request's first token."""
@@ -140,19 +142,15 @@ class Metrics:
         """Count a request that the full queue refused."""
         self._rejections.labels(reason="max_num_queued_reqs", model_name=self._labels["model_name"]).inc()
 
-    def http(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """Count one HTTP exchange; ``handler`` is a route's template, never a raw path."""
-        known = method if method in _METHODS else "other"
-        self._http.labels(handler=handler, method=known, status=str(status)).inc()
-        self._http_seconds.labels(handler=handler, method=known).observe(seconds)
+    def alias_finished(
+        self, alias: str, reasons: Sequence[str], prompt: int, generated: int, ttft: float | None, e2e: float
+    ) -> None:
+        """Count one ended request that an alias brought here."""
+        self._aliases.finished(alias, reasons, prompt, generated, ttft, e2e)
 
-    def render(self) -> tuple[bytes, str]:
-        """The page in Prometheus's text format, and its content type.
-
-        Always this format: the library's OpenMetrics turns the colon of ``vllm:`` into ``_`` for Prometheus 2, which
-        would break every board.
-        """
-        return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4
+    def collect(self) -> Iterator[Metric]:
+        """Everything, for a page."""
+        return iter(self._registry.collect())
 
     def _histogram(self, aliases: str | Sequence[str], text: str, buckets: Sequence[float]) -> Tally:
         made = Tally([aliases] if isinstance(aliases, str) else aliases, text, buckets, self._labels)
@@ -185,9 +183,44 @@ class Metrics:
         self._rejections = Counter(
             names.REJECTED, "Requests refused by a full queue.", ["model_name", "reason"], registry=registry
         )
-        self._http = Counter(names.HTTP_REQUESTS, "HTTP exchanges.", ["handler", "method", "status"], registry=registry)
-        self._http_seconds = Histogram(
-            names.HTTP_SECONDS, "Seconds to the end of the answer.", ["handler", "method"], registry=registry
-        )
         for reason in _REASONS:
             self._success.labels(finished_reason=reason, **self._labels)
+
+
+class ServerMetrics:
+    """The page of one server: its process, its HTTP exchanges, and its ``models``, by name."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, Metrics] = {}
+        self._registry = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._registry)
+        self._http = Counter(
+            names.HTTP_REQUESTS, "HTTP exchanges.", ["handler", "method", "status"], registry=self._registry
+        )
+        self._http_seconds = Histogram(
+            names.HTTP_SECONDS, "Seconds to the end of the answer.", ["handler", "method"], registry=self._registry
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family once, with the samples of all models."""
+        families: dict[str, Metric] = {}
+        for family in chain(self._registry.collect(), *(model.collect() for model in self.models.values())):
+            known = families.setdefault(family.name, family)
+            if known is not family:
+                known.samples += family.samples
+        return iter(families.values())
+
+    def http(self, handler: str, method: str, status: int, seconds: float) -> None:
+        """Count one HTTP exchange; ``handler`` is a route's template, never a raw path."""
+        known = method if method in _METHODS else "other"
+        self._http.labels(handler=handler, method=known, status=str(status)).inc()
+        self._http_seconds.labels(handler=handler, method=known).observe(seconds)
+
+    def render(self) -> tuple[bytes, str]:
+        """The page in Prometheus's text format, and its content type.
+
+        Always this format: the library's OpenMetrics turns the colon of ``vllm:`` into ``_`` for Prometheus 2, which
+        would break every board.
+        """
+        return generate_latest(cast("CollectorRegistry", self)), CONTENT_TYPE_PLAIN_0_0_4

@@ -52,6 +52,12 @@ TENANT_GENERATION_TOKENS = "qiao:tenant_generation_tokens"
 TENANT_TTFT = "qiao:tenant_time_to_first_token_seconds"
 TENANT_REFUSALS = "qiao:tenant_refusals"
 
+ALIAS_REQUESTS = "qiao:alias_requests"
+ALIAS_PROMPT_TOKENS = "qiao:alias_prompt_tokens"
+ALIAS_GENERATION_TOKENS = "qiao:alias_generation_tokens"
+ALIAS_TTFT = "qiao:alias_time_to_first_token_seconds"
+ALIAS_E2E = "qiao:alias_request_latency_seconds"
+
 STEPS = "qiao:engine_steps"
 OFFLOAD_BYTES = "qiao:kv_offload_bytes"
 CAPTURED_STEPS = "qiao:captured_steps"

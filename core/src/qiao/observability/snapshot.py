@@ -67,17 +67,27 @@ class Snapshot(Protocol):
 
 
 class SnapshotCollector(Collector):
-    """Reads ``snapshot()`` at each scrape. Totals restart from zero with the engine, which Prometheus expects of
-    counters.
+    """Reads ``snapshots()``, one for each engine, at each scrape. Totals restart from zero with the engine, which
+    Prometheus expects of counters.
     """
 
-    def __init__(self, snapshot: Callable[[], Snapshot], model_name: str) -> None:
-        self._snapshot = snapshot
+    def __init__(self, snapshots: Callable[[], Sequence[Snapshot]], model_name: str) -> None:
+        self._snapshots = snapshots
+        self._model = model_name
         self._labels = {"model_name": model_name, "engine": "0"}
 
     def collect(self) -> Iterator[Metric]:
         """All gauges and counters of the moment."""
-        stats = self._snapshot()
+        families: dict[str, Metric] = {}
+        for number, stats in enumerate(self._snapshots()):
+            self._labels = {"model_name": self._model, "engine": str(number)}
+            for family in self._of(stats):
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        return iter(families.values())
+
+    def _of(self, stats: Snapshot) -> Iterator[Metric]:
         yield from self._gauges(stats)
         yield from self._counters(stats)
         yield self._accepted(stats.accepted_per_position)

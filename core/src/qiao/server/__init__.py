@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from qiao.server.args import ServerArgs
+from qiao.server.setup import Setup
 
-if TYPE_CHECKING:
-    from qiao.config import EngineArgs
-
-__all__ = ["ServerArgs", "serve"]
+__all__ = ["ServerArgs", "Setup", "serve"]
 
 
-def serve(args: EngineArgs, server: ServerArgs) -> int:
+def serve(setup: Setup) -> int:
     """Serve until a signal ends it; the exit status. See ``qiao.server.start.serve``."""
     from qiao.server.start import serve
 
-    return serve(args, server)
+    return serve(setup)

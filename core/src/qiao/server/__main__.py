@@ -23,10 +23,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         parsed = parse(words)
         for note in parsed.notes:
             print(f"qiao: warning: {note}", file=sys.stderr)
-        check_device_name(parsed.engine.device)
+        for spec in parsed.setup.models:
+            check_device_name(spec.engine.device)
         from qiao.server import serve  # late: it starts the engine
 
-        status = serve(parsed.engine, parsed.server)
+        status = serve(parsed.setup)
     except QiaoError as error:
         print(f"qiao: error: {error}", file=sys.stderr)
         raise SystemExit(2 if isinstance(error, UsageError) else 1) from None

@@ -23,6 +23,9 @@ from qiao.tenants import CLASSES, DEFAULT_TENANT, DailyUsage, KeyRing, KeyStore,
 PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"}) | PATHS
 """Answered without a key: liveness probes carry none, nor do the console's files. Everything else needs one."""
 
+ADMIN_PREFIX = "/admin/"
+"""What only the administrator may call."""
+
 CALL = "qiao.call"
 """Where the scope keeps its call, for the layers outside of this one."""
 
@@ -95,9 +98,12 @@ class Tenants:
             return found
         if text and any(matches):
             return self._default, ""
-        raise ApiError(
-            401, "missing or wrong API key; send Authorization: Bearer KEY", headers={"WWW-Authenticate": "Bearer"}
-        )
+        raise _unknown("API key")
+
+
+def _unknown(what: str) -> ApiError:
+    text = f"missing or wrong {what}; send Authorization: Bearer KEY"
+    return ApiError(401, text, headers={"WWW-Authenticate": "Bearer"})
 
 
 def _key_text(headers: Headers) -> str:
@@ -112,7 +118,7 @@ def _key_text(headers: Headers) -> str:
 class Access:
     """Finds the caller, counts its request, and sends ``x-ratelimit-*`` headers.
 
-    ``priorities`` says whether the engine knows any. ``refused`` counts refusals by tenant and reason.
+    ``refused`` counts refusals by caller and reason. What is under ``/admin/`` needs ``admin_key`` and takes no other.
     ``queue_deadline`` is in seconds, for requests that name no shorter one.
     """
 
@@ -121,14 +127,14 @@ class Access:
         app: ASGIApp,
         *,
         tenants: Tenants,
-        priorities: bool,
-        refused: Callable[[str, str], None],
+        refused: Callable[[Call, str], None],
+        admin_key: str | None = None,
         queue_deadline: float | None = None,
     ) -> None:
         self._app = app
         self._refused = refused
         self._tenants = tenants
-        self._priorities = priorities
+        self._admin_key = admin_key
         self._queue_deadline = queue_deadline
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,6 +143,9 @@ class Access:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        if self._admin_key is not None and scope["path"].startswith(ADMIN_PREFIX):
+            await self._administer(_key_text(headers), scope, receive, send)
+            return
         try:
             call = self._tenants.call(headers)
         except ApiError as error:
@@ -151,12 +160,20 @@ class Access:
             await self._pass(call, headers, scope, receive, send)
         finally:
             CURRENT.reset(token)
+            call.end()
+
+    async def _administer(self, key: str, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._admin_key is not None
+        if hmac.compare_digest(key.encode("utf-8", "surrogateescape"), self._admin_key.encode()):
+            await self._app(scope, receive, send)
+        else:
+            await _refuse(_unknown("the administrator's key"), scope, receive, send)
 
     async def _pass(self, call: Call, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
         works = scope["method"] == "POST"
         send = _with_headers(send, call, self._refused)
         try:
-            read_priority(call, headers.get("x-priority"), self._priorities)
+            read_priority(call, headers.get("x-priority"))
             read_deadline(call, headers.get("x-deadline-ms"), self._queue_deadline)
             if works:
                 call.quota.begin()
@@ -171,7 +188,7 @@ class Access:
                 call.quota.end()
 
 
-def read_priority(call: Call, wish: str | None, priorities: bool) -> None:
+def read_priority(call: Call, wish: str | None) -> None:
     """``X-Priority``, an integer or the name of a class, into its call.
 
     Raises ``ForbiddenError`` where the key does not allow it, and ``ParameterError``.
@@ -180,8 +197,6 @@ def read_priority(call: Call, wish: str | None, priorities: bool) -> None:
         return
     if not call.tenant.may_set_priority:
         raise ForbiddenError("this key may not set a priority; leave out X-Priority")
-    if not priorities:
-        raise ParameterError("X-Priority", "needs a server started with --scheduling-policy priority")
     if wish in CLASSES:
         call.priority = CLASSES[wish].priority
     elif _INTEGER.fullmatch(wish):
@@ -207,11 +222,11 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
         await error_response(error)(scope, receive, send)
 
 
-def _with_headers(send: Send, call: Call, refused: Callable[[str, str], None]) -> Send:
+def _with_headers(send: Send, call: Call, refused: Callable[[Call, str], None]) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             if message["status"] in _REFUSALS:
-                refused(call.tenant.name, _REFUSALS[message["status"]])
+                refused(call, _REFUSALS[message["status"]])
             headers = MutableHeaders(scope=message)
             for name, value in call.quota.headers().items():
                 headers[name] = value

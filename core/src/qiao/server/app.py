@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, error shape and middleware over one ``ServerState``."""
+"""The FastAPI application: routes, error shape and middleware over one ``Fleet``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from qiao.server import errors
 from qiao.server.access import Access
 from qiao.server.args import ServerArgs
 from qiao.server.auditing import Audit
+from qiao.server.fleet import Fleet
 from qiao.server.middleware import HeadAsGet, LimitBody, Observe
-from qiao.server.routes import chat, completions, console, embeddings, messages, models, operations, tokenize
-from qiao.server.state import ServerState
+from qiao.server.routes import admin, chat, completions, console, embeddings, messages, models, operations, tokenize
 from qiao.server.streaming import CLIENT_GONE, ClientGoneError
 
 RATE_HEADERS = [
@@ -41,9 +41,9 @@ class _Application(FastAPI):
         return self.openapi_schema
 
 
-def create_app(state: ServerState) -> FastAPI:
-    """The application over ``state``."""
-    args = state.server_args
+def create_app(fleet: Fleet) -> FastAPI:
+    """The application over ``fleet``."""
+    args = fleet.server_args
     documented = not args.disable_fastapi_docs
     app = _Application(
         title="Qiao",
@@ -54,25 +54,26 @@ def create_app(state: ServerState) -> FastAPI:
         docs_url="/docs" if documented else None,
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name the address that the client gave, which may be a proxy's
-        middleware=_middleware(state, args),
+        middleware=_middleware(fleet, args),
     )
-    app.state.qiao = state
+    app.state.qiao = fleet
     errors.install(app)
     app.add_exception_handler(ClientGoneError, _gone)
-    routers = [
-        module.router for module in (completions, chat, messages, embeddings, models, tokenize, operations, console)
-    ]
+    modules = [completions, chat, messages, embeddings, models, tokenize, operations, console]
+    if args.admin_key is not None:
+        modules.append(admin)
+    routers = [module.router for module in modules]
     app.state.routes = [route for router in routers for route in router.routes]
     for router in routers:
         app.include_router(router)
     return app
 
 
-def _middleware(state: ServerState, args: ServerArgs) -> list[Middleware]:
+def _middleware(fleet: Fleet, args: ServerArgs) -> list[Middleware]:
     """Outermost first. CORS lies before the key: a browser's preflight never carries one."""
     log = not args.disable_access_log
     echo = args.enable_request_id_headers
-    layers = [Middleware(Observe, record=state.metrics.http, log=log, echo_request_id=echo)]
+    layers = [Middleware(Observe, record=fleet.metrics.http, log=log, echo_request_id=echo)]
     if args.allowed_origins:
         layers.append(
             Middleware(
@@ -80,17 +81,28 @@ def _middleware(state: ServerState, args: ServerArgs) -> list[Middleware]:
                 allow_origins=list(args.allowed_origins),
                 allow_credentials=args.allow_credentials,
                 allow_methods=["GET", "POST", "OPTIONS"],
-                allow_headers=["Authorization", "Content-Type", "X-Request-Id", "X-Priority", "X-Deadline-Ms"],
+                allow_headers=[
+                    "Authorization",
+                    "Content-Type",
+                    "X-Request-Id",
+                    "X-Priority",
+                    "X-Deadline-Ms",
+                    "X-Session-Id",
+                ],
                 expose_headers=["X-Request-Id", "Retry-After", *RATE_HEADERS],
             )
         )
-    if state.auditor is not None:
-        layers.append(Middleware(Audit, auditor=state.auditor))
+    if fleet.auditor is not None:
+        layers.append(Middleware(Audit, auditor=fleet.auditor))
     deadline = None if args.queue_deadline_ms is None else args.queue_deadline_ms / 1000.0
-    priorities = state.engine_args.scheduling_policy == "priority"
-    refused = state.metrics.tenant_refused
     layers.append(
-        Middleware(Access, tenants=state.tenants, priorities=priorities, refused=refused, queue_deadline=deadline)
+        Middleware(
+            Access,
+            tenants=fleet.tenants,
+            refused=fleet.refused,
+            admin_key=args.admin_key,
+            queue_deadline=deadline,
+        )
     )
     layers += [Middleware(LimitBody, limit=args.max_body_bytes), Middleware(HeadAsGet)]
     return layers

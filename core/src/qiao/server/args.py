@@ -26,7 +26,9 @@ class ServerArgs:
 
     The default host is this machine only; give ``0.0.0.0`` to serve others, with ``api_key``. Times are in seconds,
     sizes in bytes. ``shutdown_timeout`` is how long SIGTERM lets running requests go on. ``keys`` is the file of
-    tenants that ``qiao keys`` manages. ``queue_deadline_ms`` ends requests that have waited so many milliseconds.
+    tenants that ``qiao keys`` manages. With ``admin_key`` there are routes that load and unload models.
+    ``engine`` are addresses of engines on other hosts, used instead of one here, with the key files in ``engine_keys``.
+    ``queue_deadline_ms`` ends requests that have waited so many milliseconds.
     Raises ``ParameterError`` naming the field.
     """
 
@@ -35,6 +37,9 @@ class ServerArgs:
     uds: str | None = None
     api_key: tuple[str, ...] = ()
     keys: str | None = None
+    admin_key: str | None = None
+    engine: tuple[str, ...] = ()
+    engine_keys: str | None = None
     queue_deadline_ms: float | None = None
     audit_log: str | None = None
     audit_content: str = "hash"
@@ -67,6 +72,12 @@ class ServerArgs:
             raise ParameterError("port", f"must be between 0 and 65535, got {self.port}")
         if any(not key.strip() or not key.isascii() or any(c.isspace() for c in key) for key in self.api_key):
             raise ParameterError("api_key", "must be ASCII, not empty, and have no spaces")
+        if self.admin_key is not None and (not self.admin_key.isascii() or self.admin_key in self.api_key):
+            raise ParameterError("admin_key", "must be ASCII and another one than api_key")
+        if self.admin_key is not None and (not self.admin_key or any(c.isspace() for c in self.admin_key)):
+            raise ParameterError("admin_key", "must not be empty and have no spaces; leave it out for no such routes")
+        if self.engine and self.engine_keys is None:
+            raise ParameterError("engine_keys", "is missing: engines on other hosts are reached with keys only")
         if self.audit_content not in AUDIT_CONTENTS:
             raise ParameterError("audit_content", f"must be one of {', '.join(AUDIT_CONTENTS)}")
         if self.audit_max_bytes < 1:
@@ -110,6 +121,15 @@ class ServerArgs:
         hidden = "***" if self.api_key else "none"
         where = f"host={self.host!r}, port={self.port}, uds={self.uds!r}"
         return f"ServerArgs({where}, api_key={hidden}, keys={self.keys!r})"
+
+
+ADMIN_KEY_VARIABLE = "QIAO_ADMIN_KEY"
+"""Environment variable that holds the administrator's key when there is no ``--admin-key``."""
+
+
+def admin_key_from_environment(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The key in ``QIAO_ADMIN_KEY``; None where it is not set."""
+    return environment.get(ADMIN_KEY_VARIABLE)
 
 
 def keys_from_environment(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ class Audit:
             failed = False
         finally:
             call: Call | None = scope.get(CALL)
-            if scope["method"] == "POST" or status in (401, 403, 429):
+            if scope["method"] in ("POST", "PUT", "DELETE") or status in (401, 403, 429):
                 record = _facts(scope, call, status, failed)
                 moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(began))
                 record["time"] = f"{moment}.{int(began % 1 * 1000):03d}Z"
@@ -115,6 +115,7 @@ def _facts(scope: Scope, call: Call | None, status: int, failed: bool) -> dict[s
     if call is not None:
         record |= {
             "model": call.model,
+            **({"alias": call.alias} if call.alias else {}),
             "prompt_tokens": call.prompt_tokens,
             "answer_tokens": call.answer_tokens,
             "finish_reasons": list(reasons),

@@ -119,22 +119,23 @@ async def run_batch(args: EngineArgs, requests: Sequence[Line], output: Path, ad
     """
     import httpx
 
-    from qiao.frontend import Frontend
     from qiao.server.app import create_app
-    from qiao.server.lifecycle import make_state
-    from qiao.transport import EngineClient
+    from qiao.server.loader import Loader, make_fleet
+    from qiao.server.setup import Setup
 
-    client = EngineClient(args, HostOptions(log_level="warning"))
+    setup = Setup.single(args, ServerArgs(disable_access_log=True))
+    loader = Loader(HostOptions(log_level="warning"))
+    fleet = make_fleet(setup, loader.load)
     try:
-        info = await client.start()
-        frontend = await asyncio.to_thread(Frontend.load, args, info, None)
-        app = create_app(make_state(client, frontend, args, ServerArgs(disable_access_log=True), info))
+        await fleet.start(setup.models[0])
+        info = next(iter(fleet)).client.info
+        app = create_app(fleet)
         transport = httpx.ASGITransport(app=app)
         patience = httpx.Timeout(None)  # an answer waits for its turn, however long the batch
         async with httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=patience) as http:
             await _all(http, requests, output, advance, min(args.max_num_queued_reqs, 2 * info.max_num_seqs))
     finally:
-        await client.stop()
+        await fleet.close()
 
 
 async def _all(

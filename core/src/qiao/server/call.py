@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -28,7 +28,8 @@ class Call:
     """Made by the middleware that knows the key, used by whatever sends requests to the engine.
 
     ``priority`` is that of ``X-Priority``. ``deadline`` is in seconds of ``time.monotonic()``, by which the first step
-    of the request must have begun. Tokens are sums over all engine requests of the call.
+    of the request must have begun. ``model`` answers; ``alias`` is what the client called it, where that is another
+    name. ``at_end`` is called once the HTTP request is over. Tokens are sums over all engine requests of the call.
     """
 
     tenant: Tenant
@@ -37,6 +38,7 @@ class Call:
     priority: int = 0
     deadline: float | None = None
     model: str = ""
+    alias: str = ""
     prompt_tokens: int = 0
     answer_tokens: int = 0
     cached_tokens: int = 0
@@ -44,6 +46,7 @@ class Call:
     finish_reasons: list[str] = field(default_factory=list)
     queue_seconds: float | None = None
     first_token_seconds: float | None = None
+    at_end: list[Callable[[], None]] = field(default_factory=list)
 
     def limit_wait(self, seconds: float | None) -> None:
         """The first step must begin within so many seconds from now; None changes nothing."""
@@ -51,13 +54,15 @@ class Call:
             end = time.monotonic() + seconds
             self.deadline = end if self.deadline is None else min(end, self.deadline)
 
-    def check_model(self, model: str) -> None:
-        """Raises ``ForbiddenError`` unless the tenant may use ``model``."""
-        self.model = model
-        if not self.tenant.allows(model):
-            raise ForbiddenError(
-                f"this key may not use the model {model!r}; it may use {', '.join(self.tenant.models)}"
-            )
+    def check_model(self, name: str) -> None:
+        """Raises ``ForbiddenError`` unless the tenant may use the model or alias ``name``."""
+        if not self.tenant.allows(name):
+            raise ForbiddenError(f"this key may not use the model {name!r}; it may use {', '.join(self.tenant.models)}")
+
+    def end(self) -> None:
+        """The HTTP request is over."""
+        while self.at_end:
+            self.at_end.pop()()
 
     def prepare(self, request: EngineRequest) -> EngineRequest:
         """``request`` with the tenant's rights and duties. Raises ``ForbiddenError`` and ``DeadlineError``."""

@@ -9,14 +9,15 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from qiao.config import EngineArgs
 from qiao.errors import ParameterError
-from qiao.server.args import ServerArgs, keys_from_environment
+from qiao.server.args import ServerArgs, admin_key_from_environment, keys_from_environment
+from qiao.server.setup import Setup
 from qiao.server.values import dotted, merge, parse_bool, parse_float, parse_int, parse_list, parse_object
 from qiao.vllm_arguments import ALIASES, FIXED, IGNORED, SHORT
 
@@ -60,9 +61,18 @@ def _flag(field: Field[Any], owner: type, hint: Any) -> Flag:
 class ParsedFlags:
     """The result. ``notes`` are warnings about flags that were accepted without effect."""
 
-    engine: EngineArgs
-    server: ServerArgs
+    setup: Setup
     notes: list[str]
+
+    @property
+    def engine(self) -> EngineArgs:
+        """The first model's engine."""
+        return self.setup.models[0].engine
+
+    @property
+    def server(self) -> ServerArgs:
+        """The HTTP side."""
+        return self.setup.server
 
 
 def parse(argv: Sequence[str]) -> ParsedFlags:
@@ -71,11 +81,34 @@ def parse(argv: Sequence[str]) -> ParsedFlags:
     reader.read(argv)
     reader.read_config()
     values = reader.values
-    if "model" not in values:
-        raise ParameterError("model", "is missing; for example: qiao serve Qwen/Qwen2.5-0.5B-Instruct")
     if "api_key" not in values:
         values["api_key"] = keys_from_environment()
-    return ParsedFlags(reader.make(EngineArgs), reader.make(ServerArgs), reader.notes)
+    if "admin_key" not in values:
+        values["admin_key"] = admin_key_from_environment()
+    server = reader.make(ServerArgs)
+    if reader.several:
+        return ParsedFlags(_several(reader, server), reader.notes)
+    if "model" not in values:
+        raise ParameterError("model", "is missing; for example: qiao serve Qwen/Qwen2.5-0.5B-Instruct")
+    return ParsedFlags(Setup.single(reader.make(EngineArgs), server), reader.notes)
+
+
+def _several(reader: _Reader, server: ServerArgs) -> Setup:
+    from qiao.server.config_file import read_setup  # most servers have one model and no such file
+
+    if "model" in reader.values:
+        raise ParameterError("model", "the file of --config lists models; leave the one of the command line out")
+    if "served_model_name" in reader.values:
+        raise ParameterError("--served-model-name", "each of models has a name of its own; leave it out")
+    defaults = {name: value for name, value in reader.values.items() if reader.owner(name) is EngineArgs}
+    return read_setup(reader.several, file_values, defaults, server)
+
+
+def file_values(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that flags in a file set. Raises as ``parse``."""
+    reader = _Reader(flags())
+    reader.take_file(content)
+    return reader.values
 
 
 def engine_values(argv: Sequence[str]) -> dict[str, Any]:
@@ -89,6 +122,7 @@ class _Reader:
     def __init__(self, table: dict[str, Flag]) -> None:
         self._table = table
         self._config: str | None = None
+        self.several: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
         self.notes: list[str] = []
 
@@ -123,10 +157,19 @@ class _Reader:
             raise ParameterError("--config", f"cannot read {self._config}: {error}") from None
         if not isinstance(content, dict):
             raise ParameterError("--config", f"{self._config} must hold flag: value pairs")
-        for key, value in content.items():
-            self._take_from_file(str(key), value)
+        self.several = {key: content.pop(key) for key in ("models", "aliases") if key in content}
+        self.take_file(content)
         objects = {n: merge(self.values[n], v) for n, v in given.items() if isinstance(v, dict) and n in self.values}
         self.values.update({**given, **objects})
+
+    def owner(self, name: str) -> type:
+        """Which arguments the field ``name`` belongs to."""
+        return self._table[name].owner
+
+    def take_file(self, content: Mapping[str, Any]) -> None:
+        """Take the flags of a file."""
+        for key, value in content.items():
+            self._take_from_file(str(key), value)
 
     def _take_from_file(self, key: str, value: Any) -> None:
         option = "--" + key.lstrip("-")
@@ -191,8 +234,8 @@ class _Reader:
         words = ahead if inline is None else inline
         if not words:
             raise ParameterError(option, "needs a value")
-        # Each key stands alone, as in `--api-key A --api-key B MODEL`; other lists take all words up to the next flag.
-        taken = words[:1] if flag.name == "api_key" and inline is None else words
+        # Each of these stands alone, as in `--api-key A --api-key B MODEL`; others take all words up to the next flag.
+        taken = words[:1] if flag.name in ("api_key", "engine") and inline is None else words
         items = parse_list(option, taken)
         if flag.name == "drop":
             items = tuple(part for item in items for part in item.split(",") if part)

@@ -66,6 +66,10 @@ class RequestClock:
         self._metrics.tenant_finished(
             self._call.tenant.name, reasons, len(request.prompt_token_ids), self._tokens, ttft
         )
+        if self._call.alias:
+            self._metrics.alias_finished(
+                self._call.alias, reasons, len(request.prompt_token_ids), self._tokens, ttft, now - request.arrival
+            )
         self._metrics.finished(
             FinishedRequest(
                 finish_reasons=reasons,

@@ -1,7 +1,7 @@
 """The first steps of a server, in the order that gets it ready soonest.
 
-The engine takes longest, so its process is started before this one imports the HTTP side, which takes about as long as
-the engine's own imports. Nothing here may import much.
+An engine takes longest, so the first one's process is started before this one imports the HTTP side, which takes about
+as long as the engine's own imports. Nothing here may import much.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ import os
 import signal
 import socket
 
-from qiao.config import EngineArgs
 from qiao.errors import ParameterError
 from qiao.observability.logs import configure_logging
 from qiao.server.args import ServerArgs
+from qiao.server.setup import Setup
 from qiao.transport.priority import run_when_idle
 from qiao.transport.process import HostOptions, launch
 
 logger = logging.getLogger(__name__)
 
 
-def serve(args: EngineArgs, server: ServerArgs, options: HostOptions | None = None) -> int:
-    """Load the model, serve it, and return the exit status once a signal has ended it.
+def serve(setup: Setup, options: HostOptions | None = None) -> int:
+    """Load the models, serve them, and return the exit status once a signal has ended it.
 
     Raises a ``QiaoError`` when the server cannot start: a wrong argument or model, a port in use, a refused plan.
     """
+    server = setup.server
     configure_logging(server.uvicorn_log_level, json_lines=server.log_json)
     run_when_idle()
     if server.keys is not None:
@@ -39,16 +40,18 @@ def serve(args: EngineArgs, server: ServerArgs, options: HostOptions | None = No
     listener = bind(server)  # before loading: a port in use should not cost minutes
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)  # until the server's loop handles them
-    engine = launch(args, options)
+    local = next((model.engine for model in setup.models if not model.server.engine), None)
+    engine = launch(local, options) if local is not None else None
     try:
         gc.disable()  # what is imported stays, and need not be looked at while it comes
         from qiao.server.lifecycle import run
 
         gc.freeze()
         gc.enable()
-        return run(args, server, options, listener, engine)
+        return run(setup, options, listener, engine)
     finally:
-        engine.process.kill()
+        if engine is not None:
+            engine.process.kill()
         listener.close()
         if server.uds is not None:
             with contextlib.suppress(OSError):

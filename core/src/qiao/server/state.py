@@ -1,4 +1,4 @@
-"""What the routes share: one object a server, made at start."""
+"""What the routes share for one model: its engine, its text side, its metrics."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
-from fastapi import Request
-
 from qiao.config import EngineArgs
-from qiao.errors import NotFoundError, ParameterError
+from qiao.errors import ParameterError
 from qiao.frontend import Frontend
 from qiao.observability.metrics import Metrics
-from qiao.server.access import Tenants
 from qiao.server.args import ServerArgs
-from qiao.server.auditing import Auditor
 from qiao.server.call import current_call
-from qiao.server.errors import ApiError
+from qiao.server.setup import ModelSpec
 from qiao.structured_outputs import StructuredOutputsParams
-from qiao.transport import EngineClient, EngineState
+from qiao.transport import EnginePool, EngineState
 
 GRAMMAR_SECONDS = 10.0
 """How long checking a grammar may take before its request is refused."""
@@ -33,52 +29,53 @@ T = TypeVar("T")
 
 @dataclass
 class ServerState:
-    """``draining`` refuses new work; ``serving`` counts requests that are being answered."""
+    """One model of the server. ``serving`` counts requests that are being answered, ``held`` all that chose it."""
 
-    client: EngineClient
+    client: EnginePool
     frontend: Frontend
-    engine_args: EngineArgs
-    server_args: ServerArgs
+    spec: ModelSpec
     metrics: Metrics
-    tenants: Tenants
-    auditor: Auditor | None = None
     created: int = field(default_factory=lambda: int(time.time()))
-    draining: bool = False
+    leaving: bool = False
     serving: int = 0
+    held: int = 0
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _grammars: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="grammar"))
     _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="tokenize"))
 
     @property
-    def model_names(self) -> tuple[str, ...]:
-        """The served names; answers carry the first where a request names none."""
-        return self.engine_args.served_model_name or (self.engine_args.model,)
+    def engine_args(self) -> EngineArgs:
+        """How its engine was started."""
+        return self.spec.engine
 
     @property
-    def healthy(self) -> bool:
-        """Whether a new request would be taken."""
-        return not self.draining and self.client.state is EngineState.READY
+    def server_args(self) -> ServerArgs:
+        """How its answers are read, beside what holds for the whole server."""
+        return self.spec.server
 
-    def check_model(self, name: str | None) -> str:
-        """The name to answer with. Raises ``NotFoundError`` for one that is not served, ``ForbiddenError`` for one that
-        the caller's key does not cover.
-        """
-        if name is None:
-            name = self.model_names[0]
-        if name not in self.model_names:
-            served = ", ".join(self.allowed_names())
-            raise NotFoundError(f"the model {name[:200]!r} does not exist; this server has {served}")
-        current_call().check_model(name)
-        return name
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The served names."""
+        return self.spec.names
 
-    def allowed_names(self) -> list[str]:
-        """The served names that the caller's key covers."""
-        return [name for name in self.model_names if current_call().tenant.allows(name)]
+    @property
+    def ready(self) -> bool:
+        """Whether the engine takes requests."""
+        return self.client.state is EngineState.READY
 
-    def check_open(self) -> None:
-        """Raises 503 while the server drains."""
-        if self.draining:
-            raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+    def hold(self) -> None:
+        """A request has chosen this model, which must stay until ``Call.end``."""
+        self.held += 1
+        current_call().at_end.append(self._let_go)
+
+    def _let_go(self) -> None:
+        self.held -= 1
+
+    async def close(self) -> None:
+        """End the engine. Running requests fail."""
+        await self.client.stop()
+        for pool in (self._grammars, self._worker):
+            pool.shutdown(wait=False)
 
     def engine_id(self, public_id: str) -> str:
         """An id for the engine: unique even where clients choose their ids."""
@@ -103,10 +100,3 @@ class ServerState:
         except asyncio.TimeoutError:
             work.add_done_callback(lambda done: done.exception())  # whatever comes of it, nobody waits any more
             raise ParameterError(wanted.origin, f"takes longer than {GRAMMAR_SECONDS:g} s to check") from None
-
-
-def state_of(request: Request) -> ServerState:
-    """The server's state, for a route."""
-    state = request.app.state.qiao
-    assert isinstance(state, ServerState)
-    return state

@@ -5,26 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
-from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
 from qiao.errors import DeadlineError, EngineDeadError, OverloadedError, ParameterError, QiaoError
-from qiao.transport.messages import Aborted, Failed, FromEngine, Ready, Refused, Step, Stop, Submit, rebuild_error
-from qiao.transport.process import EngineProcess, HostOptions, Launched, launch
+from qiao.transport.messages import (
+    Aborted,
+    Draining,
+    FromEngine,
+    Ready,
+    Refused,
+    Step,
+    Submit,
+    ToEngine,
+    rebuild_error,
+)
 
 logger = logging.getLogger(__name__)
 
-HEALTHY_SECONDS = 60.0
-"""An engine that served this long may fail anew: its restarts are counted from zero again."""
+HEALTHY_SECONDS = 10.0
+"""An engine that served this long is started again at once when it ends."""
 
-LAST_WORDS_SECONDS = 1.0
-"""How long to wait for the cause from a child that has exited by itself."""
+MAX_PAUSE_SECONDS = 10.0
+"""The longest pause before an engine is started again."""
 
 MAX_UNREAD = 8192
 """Outputs that may wait for one reader; a client that lets more pile up loses its request."""
@@ -37,10 +44,13 @@ LOADING_NOTE_SECONDS = 30.0
 
 
 class EngineState(Enum):
-    """``DEAD`` is final: the engine failed again and again, or was stopped."""
+    """From best to worst. ``DRAINING`` goes on with what runs and takes no more. ``DEAD`` is final: the engine failed
+    again and again, or was stopped.
+    """
 
-    STARTING = "starting"
     READY = "ready"
+    STARTING = "starting"
+    DRAINING = "draining"
     DEAD = "dead"
 
 
@@ -78,31 +88,70 @@ class Mailbox:
         return self._items.popleft()
 
 
-class EngineClient:
-    """One engine process, used from one asyncio loop.
+class Link(Protocol):
+    """One life of an engine, as its front end sees it: a process, or a connection to another host."""
 
-    After a first good start an engine that ends is started again, ``max_restarts`` times in a row with a pause that
-    doubles from ``backoff`` seconds. ``launched`` is the first one where it has been started before. Requests that were
-    running fail with ``EngineDeadError``; they are not repeated, because a part of the answer may have been sent.
+    @property
+    def pid(self) -> int | None:
+        """The process id of a child."""
+        ...
+
+    def send(self, message: ToEngine) -> None:
+        """Queue a message without waiting."""
+        ...
+
+    async def wait(self) -> QiaoError:
+        """Until it has ended: why."""
+        ...
+
+    def stop(self) -> None:
+        """Ask it to end."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        ...
+
+
+class Source(Protocol):
+    """Where engines come from. A ``lasting`` one is tried without end, also before it has ever worked."""
+
+    @property
+    def lasting(self) -> bool:
+        """See the class."""
+        ...
+
+    async def open(self, received: Callable[[FromEngine], None]) -> Link:
+        """The next engine; ``received`` gets its messages, from the loop."""
+        ...
+
+
+class EngineClient:
+    """One engine at a time from ``source``, used from one asyncio loop.
+
+    After a first good start an engine that ends is started again, after a pause that doubles from ``backoff`` seconds
+    while engines end soon after their start. Only when ``max_restarts`` in a row have not even loaded the model, it is
+    given up. Requests that were running fail with ``EngineDeadError``; see ``EnginePool`` for those that can be sent
+    again.
     """
 
     def __init__(
         self,
-        args: EngineArgs,
-        options: HostOptions | None = None,
+        source: Source,
         *,
-        launched: Launched | None = None,
-        max_restarts: int = 3,
+        max_restarts: int = 8,
         backoff: float = 0.5,
         max_unread: int = MAX_UNREAD,
     ) -> None:
-        self._args = args
-        self._options = options or HostOptions()
-        self._launched = launched
+        self._source = source
         self._max_restarts = max_restarts
         self._backoff = backoff
         self._max_unread = max_unread
-        self._process: EngineProcess | None = None
+        self._link: Link | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._streams: dict[str, Mailbox] = {}
         self._info: EngineInfo | None = None
@@ -115,6 +164,11 @@ class EngineClient:
         self.restarts = 0
 
     @property
+    def known(self) -> bool:
+        """Whether an engine has been ready."""
+        return self._info is not None
+
+    @property
     def info(self) -> EngineInfo:
         """Facts fixed at start; known once ``start`` has returned."""
         assert self._info is not None, "start() has not returned yet"
@@ -123,7 +177,7 @@ class EngineClient:
     @property
     def pid(self) -> int | None:
         """The engine's process id, None while there is none."""
-        return self._process.pid if self._process else None
+        return self._link.pid if self._link else None
 
     @property
     def failure(self) -> str:
@@ -161,8 +215,10 @@ class EngineClient:
         """End the engine: ask, and kill after ``timeout`` seconds. Running requests fail."""
         self._stopping = True
         self.state = EngineState.DEAD
-        if self._process is not None:
-            self._process.send(Stop())
+        if self._link is not None:
+            self._link.stop()
+        elif self._supervisor is not None:
+            self._supervisor.cancel()  # it pauses between two engines
         if self._supervisor is not None:
             done, _ = await asyncio.wait([self._supervisor], timeout=timeout)
             if not done:
@@ -173,8 +229,8 @@ class EngineClient:
     def kill(self) -> None:
         """End the engine at once, without waiting."""
         self._stopping = True
-        if self._process is not None:
-            self._process.kill()
+        if self._link is not None:
+            self._link.kill()
         elif self._supervisor is not None:
             self._supervisor.cancel()
 
@@ -188,8 +244,8 @@ class EngineClient:
         """Drop requests, or only their answer ``index``, in the engine. Nothing more comes for them but what is under
         way: whoever reads them stops by itself.
         """
-        if self._process is not None and request_ids:
-            self._process.send(Aborted(list(request_ids), index))
+        if self._link is not None and request_ids:
+            self._link.send(Aborted(list(request_ids), index))
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
         """Yield what the engine makes for ``request`` until all its sequences have finished.
@@ -197,13 +253,13 @@ class EngineClient:
         Leaving the iterator early aborts the request in the engine. Raises ``EngineDeadError``, ``OverloadedError``,
         ``ParameterError`` and what else the engine refuses with, and ``KernelError`` when its computation failed.
         """
-        if self.state is not EngineState.READY or self._process is None:
+        if self.state is not EngineState.READY or self._link is None:
             raise EngineDeadError(self._unavailable())
         if request.request_id in self._streams:
             raise ParameterError("request_id", f"{request.request_id!r} is already running")
         stream = Mailbox()
         self._streams[request.request_id] = stream
-        self._process.send(Submit(request))
+        self._link.send(Submit(request))
         running = set(range(request.params.n))
         backlog = 0
         try:
@@ -232,66 +288,56 @@ class EngineClient:
 
     def _unavailable(self) -> str:
         cause = f": {self.failure}" if self.failure else ""
-        if self.state is EngineState.STARTING:
-            return f"the engine is starting; try again in a moment{cause}"
+        if self.state is not EngineState.DEAD:
+            return f"the engine is {self.state.value}; try again in a moment{cause}"
         return f"the engine is not running{cause}"
 
     async def _supervise(self) -> None:
-        tries = 0
+        short, failed = 0, 0
         while True:
             error = await self._run_once()
-            served = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+            served = None if self._ready_at is None else time.monotonic() - self._ready_at
             self._after_end(error)
-            assert self._started is not None
-            if not self._started.done():
-                self._started.set_exception(error)
-            if self._stopping or self._info is None:
-                self.state = EngineState.DEAD
+            if self._stopping or (self._info is None and not self._source.lasting):
+                self._give_up(error)
                 return
-            tries = 1 if served >= HEALTHY_SECONDS else tries + 1
-            if tries > self._max_restarts:
-                self.state = EngineState.DEAD
-                logger.error("the engine ended %d times in a row; giving up: %s", tries, error)
+            failed = failed + 1 if served is None else 0
+            short = 0 if served is not None and served >= HEALTHY_SECONDS else short + 1
+            if failed >= self._max_restarts and not self._source.lasting:
+                self._give_up(error)
+                logger.error("the engine could not be started %d times in a row; giving up: %s", failed, error)
                 return
-            pause = self._backoff * 2 ** (tries - 1)
+            pause = min(MAX_PAUSE_SECONDS, self._backoff * 2 ** max(0, short - 1))
             logger.error("the engine ended and will be started again in %.1f s: %s", pause, error)
             await asyncio.sleep(pause)
-            self.restarts += 1
+            self.restarts += self._info is not None
+
+    def _give_up(self, error: QiaoError) -> None:
+        self.state = EngineState.DEAD
+        if self._started is not None and not self._started.done():
+            self._started.set_exception(error)
 
     def _after_end(self, error: QiaoError) -> None:
         self._ready_at = None
         self._failure = error
         self._stats = EngineStats()
-        if self.state is EngineState.READY:
+        if self.state is not EngineState.DEAD:
             self.state = EngineState.STARTING
         for stream in self._streams.values():
             stream.put(EngineDeadError(f"the engine ended while it worked on this request: {error}"))
 
     async def _run_once(self) -> QiaoError:
-        """Spawn one engine and serve it to its end; why it ended."""
-        cause: asyncio.Future[QiaoError] = asyncio.get_running_loop().create_future()
-
-        def received(message: FromEngine) -> None:
-            if not isinstance(message, Failed):
-                self._take(message)
-            elif not cause.done():
-                cause.set_result(rebuild_error(message.error))
-
-        launched, self._launched = self._launched or launch(self._args, self._options), None
-        self._process = process = await EngineProcess.attach(launched, received)
+        """Open one engine and serve it to its end; why it ended."""
+        self._link = link = await self._source.open(self._take)
         if self._stopping:
-            process.kill()
+            link.kill()
         try:
-            status = await process.wait()
-            if status > 0:
-                await asyncio.wait([cause], timeout=LAST_WORDS_SECONDS)
-            return cause.result() if cause.done() else EngineDeadError(_explain_exit(status))
+            return await link.wait()
         finally:
-            process.kill()
-            process.close()
-            self._process = None
+            link.close()
+            self._link = None
 
-    def _take(self, message: Ready | Refused | Step) -> None:
+    def _take(self, message: FromEngine) -> None:
         if isinstance(message, Ready):
             self._info, self.state, self._ready_at = message.info, EngineState.READY, time.monotonic()
             assert self._started is not None
@@ -300,7 +346,9 @@ class EngineClient:
         elif isinstance(message, Refused):
             if (stream := self._streams.get(message.request_id)) is not None:
                 stream.put(rebuild_error(message.error))
-        else:
+        elif isinstance(message, Draining):
+            self.state = EngineState.DRAINING
+        elif isinstance(message, Step):
             self._stats = message.stats or self._stats
             for output in message.outputs:
                 self._deliver(output)
@@ -315,14 +363,3 @@ class EngineClient:
             stream.put(OverloadedError("the client reads more slowly than the engine writes; request ended"))
         else:
             stream.put(output)
-
-
-def _explain_exit(status: int) -> str:
-    if status >= 0:
-        return f"the engine process ended with status {status}; its log says why"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    hint = "; often the kernel, for lack of memory" if name == "SIGKILL" else ""
-    return f"the engine process was ended by {name}{hint}"

@@ -111,7 +111,7 @@ class EngineLoop:
                 return False
             if isinstance(message, Aborted):
                 self._engine.abort(message.request_ids, message.index)
-            else:
+            elif isinstance(message, Submit):
                 self._submit(message)
         return True
 

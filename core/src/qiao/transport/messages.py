@@ -12,6 +12,9 @@ from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
 from qiao.errors import QiaoError
 
+PROTOCOL = 1
+"""Version of the messages between hosts; changes with every message that the other side would not understand."""
+
 
 class Start(msgspec.Struct):
     """The first line on the engine's standard input, as JSON: its end of the socket, and what to build."""
@@ -37,6 +40,16 @@ class Aborted(msgspec.Struct, tag="abort", omit_defaults=True):
 
 class Stop(msgspec.Struct, tag="stop"):
     """Front end to engine: end the process now."""
+
+
+class Hello(msgspec.Struct, tag="hello"):
+    """Front end to an engine on another host: the first message of a connection."""
+
+    protocol: int
+
+
+class Alive(msgspec.Struct, tag="alive"):
+    """Front end to an engine on another host: it is still there."""
 
 
 class ErrorInfo(msgspec.Struct, omit_defaults=True):
@@ -67,6 +80,10 @@ class Refused(msgspec.Struct, tag="refused"):
     error: ErrorInfo
 
 
+class Draining(msgspec.Struct, tag="draining"):
+    """Engine to front end: send no more; what runs goes on."""
+
+
 class Step(msgspec.Struct, tag="step", omit_defaults=True):
     """Engine to front end: everything that one step made, and now and then the counters."""
 
@@ -74,8 +91,8 @@ class Step(msgspec.Struct, tag="step", omit_defaults=True):
     stats: EngineStats | None = None
 
 
-ToEngine = Submit | Aborted | Stop
-FromEngine = Ready | Failed | Refused | Step
+ToEngine = Submit | Aborted | Stop | Hello | Alive
+FromEngine = Ready | Failed | Refused | Draining | Step
 
 
 def describe_error(error: BaseException) -> ErrorInfo:

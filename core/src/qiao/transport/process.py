@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -14,10 +15,14 @@ from dataclasses import dataclass
 import msgspec
 
 from qiao.config import EngineArgs
+from qiao.errors import EngineDeadError, QiaoError
 from qiao.transport.channel import LoopChannel
-from qiao.transport.messages import FromEngine, Start, ToEngine
+from qiao.transport.messages import Failed, FromEngine, Start, Stop, ToEngine, rebuild_error
 
 HOST_MODULE = "qiao.transport.host"
+
+LAST_WORDS_SECONDS = 1.0
+"""How long to wait for the cause from a child that has exited by itself."""
 
 
 @dataclass(frozen=True)
@@ -63,21 +68,24 @@ def launch(args: EngineArgs, options: HostOptions) -> Launched:
 class EngineProcess:
     """A child and the channel to it, used from one loop."""
 
-    def __init__(self, process: subprocess.Popen[bytes], channel: LoopChannel) -> None:
-        self._process = process
-        self._channel = channel
+    def __init__(self, launched: Launched, received: Callable[[FromEngine], None]) -> None:
+        self._process = launched.process
+        self._received = received
         self._encoder = msgspec.msgpack.Encoder()
-        self._ended = _end_of(process)
+        self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+        self._channel = LoopChannel(self._take)
+        self._ended = _end_of(self._process)
+        self._cause: asyncio.Future[QiaoError] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def attach(cls, launched: Launched, received: Callable[[FromEngine], None]) -> EngineProcess:
         """Listen to a child: ``received`` gets each message, from the loop; one that cannot be read ends the child."""
-        channel = LoopChannel(_decoding(received, launched.process))
-        await asyncio.get_running_loop().create_connection(lambda: channel, sock=launched.connection)
-        return cls(launched.process, channel)
+        made = cls(launched, received)
+        await asyncio.get_running_loop().create_connection(lambda: made._channel, sock=launched.connection)
+        return made
 
     @property
-    def pid(self) -> int:
+    def pid(self) -> int | None:
         """Process id."""
         return self._process.pid
 
@@ -85,9 +93,16 @@ class EngineProcess:
         """Queue a message to the child without waiting. What a dying child no longer takes is dropped."""
         self._channel.send(self._encoder.encode(message))
 
-    async def wait(self) -> int:
-        """Until the child has ended: its exit status."""
-        return await asyncio.shield(self._ended)
+    async def wait(self) -> QiaoError:
+        """Until the child has ended: why."""
+        status = await asyncio.shield(self._ended)
+        if status > 0:
+            await asyncio.wait([self._cause], timeout=LAST_WORDS_SECONDS)
+        return self._cause.result() if self._cause.done() else EngineDeadError(_explain_exit(status))
+
+    def stop(self) -> None:
+        """Ask it to end."""
+        self.send(Stop())
 
     def kill(self) -> None:
         """SIGKILL, if it still runs."""
@@ -95,11 +110,40 @@ class EngineProcess:
             self._process.kill()
 
     def close(self) -> None:
-        """Close the socket, and the pipe by whose end a child knows that its parent is gone."""
+        """Kill it if it runs, close the socket, and the pipe by whose end a child knows that its parent is gone."""
+        self.kill()
         self._channel.close()
         if self._process.stdin is not None:
             with contextlib.suppress(ConnectionError):
                 self._process.stdin.close()
+
+    def _take(self, payload: bytes) -> None:
+        try:
+            message = self._decoder.decode(payload)
+            if not isinstance(message, Failed):
+                self._received(message)
+            elif not self._cause.done():
+                self._cause.set_result(rebuild_error(message.error))
+        except Exception:  # the stream cannot be trusted any more, and a child without a reader would hang
+            self.kill()
+            raise
+
+
+class LocalSource:
+    """An engine process of this host; see ``EngineClient``. ``launched`` is the first one, where it runs already."""
+
+    lasting = False
+    """A model that cannot be loaded once cannot be loaded at all."""
+
+    def __init__(self, args: EngineArgs, options: HostOptions, launched: Launched | None = None) -> None:
+        self._args = args
+        self._options = options
+        self._launched = launched
+
+    async def open(self, received: Callable[[FromEngine], None]) -> EngineProcess:
+        """A new process."""
+        launched, self._launched = self._launched or launch(self._args, self._options), None
+        return await EngineProcess.attach(launched, received)
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
@@ -120,15 +164,12 @@ def _end_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
     return ended
 
 
-def _decoding(received: Callable[[FromEngine], None], process: subprocess.Popen[bytes]) -> Callable[[bytes], None]:
-    decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
-
-    def take(payload: bytes) -> None:
-        try:
-            received(decoder.decode(payload))
-        except Exception:  # the stream cannot be trusted any more, and a child without a reader would hang
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            raise
-
-    return take
+def _explain_exit(status: int) -> str:
+    if status >= 0:
+        return f"the engine process ended with status {status}; its log says why"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = "; often the kernel, for lack of memory" if name == "SIGKILL" else ""
+    return f"the engine process was ended by {name}{hint}"

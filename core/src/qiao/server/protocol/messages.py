@@ -45,6 +45,12 @@ class MessagesRequest(CountRequest):
     priority: int = Field(default=0, ge=-(2**63), lt=2**63)
     cache_salt: str = Field(default="", max_length=1024)
 
+    @property
+    def user(self) -> str | None:
+        """Anthropic's place for what OpenAI calls ``user``."""
+        found = (self.metadata or {}).get("user_id")
+        return found if isinstance(found, str) else None
+
     @classmethod
     def refused_fields(cls) -> Mapping[str, Refusal]:
         """Anthropic's services that are not here."""

@@ -17,6 +17,7 @@ from qiao.outputs import CompletionOutput, RequestOutput
 from qiao.server.args import ServerArgs
 from qiao.server.body import StrictRoute
 from qiao.server.chat_plan import ChatPlan
+from qiao.server.fleet import open_model
 from qiao.server.generation import run
 from qiao.server.logprobs import TokenText, chat_logprobs, prompt_logprobs
 from qiao.server.protocol.chat import (
@@ -42,7 +43,7 @@ from qiao.server.routes.shared import (
     sampling_params,
     wants_usage,
 )
-from qiao.server.state import ServerState, state_of
+from qiao.server.state import ServerState
 from qiao.server.streaming import TextEvents, event, json_answer, stream_answer, unless_gone
 
 router = APIRouter(route_class=StrictRoute)
@@ -51,10 +52,9 @@ router = APIRouter(route_class=StrictRoute)
 @router.post("/v1/chat/completions", response_model=ChatResponse, responses=ERRORS)
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
-    state = state_of(request)
-    state.check_open()
     limit_wait(body)
-    call = ChatCall(state, body, state.check_model(body.model), public_id("chatcmpl", body, request))
+    state, model = open_model(request, body.model, body.user)
+    call = ChatCall(state, body, model, public_id("chatcmpl", body, request))
     engine_request = await call.request()
     if body.stream:
         return await stream_answer(request, call.stream(engine_request))

@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from qiao.engine.request import EngineRequest
 from qiao.outputs import CompletionOutput, RequestOutput
 from qiao.server.body import StrictRoute
+from qiao.server.fleet import open_model
 from qiao.server.generation import run_all
 from qiao.server.logprobs import CompletionLogprobsBuilder, TokenText, prompt_logprobs
 from qiao.server.protocol.completions import (
@@ -33,7 +34,7 @@ from qiao.server.routes.shared import (
     sampling_params,
     wants_usage,
 )
-from qiao.server.state import ServerState, state_of
+from qiao.server.state import ServerState
 from qiao.server.streaming import TextEvents, event, json_answer, stream_answer, unless_gone
 
 router = APIRouter(route_class=StrictRoute)
@@ -46,10 +47,9 @@ Requests = Sequence[tuple[EngineRequest, str | None]]
 @router.post("/v1/completions", response_model=CompletionResponse, responses=ERRORS)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue one or more prompts."""
-    state = state_of(request)
-    state.check_open()
     limit_wait(body)
-    call = CompletionCall(state, body, state.check_model(body.model), public_id("cmpl", body, request))
+    state, model = open_model(request, body.model, body.user)
+    call = CompletionCall(state, body, model, public_id("cmpl", body, request))
     requests = await call.requests()
     if body.stream:
         return await stream_answer(request, call.stream(requests))

@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from qiao.server.console import FILES
 from qiao.server.errors import ApiError
-from qiao.server.state import state_of
+from qiao.server.fleet import fleet_of
 
 router = APIRouter(include_in_schema=False)
 
@@ -33,14 +33,17 @@ async def console(request: Request) -> Response:
 
 @router.get("/console/state")
 async def console_state(request: Request) -> Response:
-    """Facts about this server: models, engine, placement plan."""
-    state = state_of(request)
+    """Facts about this server: models, and engine and placement plan of the first."""
+    fleet = fleet_of(request)
+    state = next(iter(fleet), None)
+    if state is None:
+        raise ApiError(503, "no model is loaded", code="not_ready")
     client = state.client
     body = {
         "version": version("qiao"),
-        "models": state.model_names,
-        "created": state.created,
-        "engine": "draining" if state.draining else client.state.value,
+        "models": fleet.names,
+        "created": fleet.created,
+        "engine": "draining" if fleet.draining else client.state.value,
         "failure": str(client.failure) if client.failure else None,
         "info": client.info,
     }

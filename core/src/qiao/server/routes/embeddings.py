@@ -11,6 +11,7 @@ from fastapi.responses import Response
 
 from qiao.frontend.embedding import similarity
 from qiao.server.body import StrictRoute
+from qiao.server.fleet import open_model
 from qiao.server.pooling import Vectors, embed
 from qiao.server.protocol.embeddings import (
     Embedding,
@@ -26,7 +27,7 @@ from qiao.server.protocol.embeddings import (
     ScoreResponse,
 )
 from qiao.server.routes.shared import ERRORS, public_id
-from qiao.server.state import ServerState, state_of
+from qiao.server.state import ServerState
 from qiao.server.streaming import unless_gone
 
 if TYPE_CHECKING:
@@ -98,9 +99,8 @@ async def rerank_v2(body: RerankRequest, request: Request) -> Response:
 
 
 def _open(request: Request, body: PoolingFields, prefix: str) -> tuple[ServerState, str, str]:
-    state = state_of(request)
-    state.check_open()
-    return state, state.check_model(body.model), public_id(prefix, body, request)
+    state, model = open_model(request, body.model, body.user)
+    return state, model, public_id(prefix, body, request)
 
 
 def _shown(vector: Vector, encoding: str) -> list[float] | str:

@@ -16,10 +16,10 @@ from qiao.errors import QiaoError
 from qiao.server import messages
 from qiao.server.body import StrictRoute
 from qiao.server.errors import error_body, to_api_error, validation_error
+from qiao.server.fleet import open_model
 from qiao.server.protocol.messages import CountRequest, MessagesRequest, MessagesResponse, TokenCount
 from qiao.server.routes.chat import ChatCall
 from qiao.server.routes.shared import ERRORS
-from qiao.server.state import state_of
 from qiao.server.streaming import stream_answer, unless_gone
 
 
@@ -50,9 +50,8 @@ router = APIRouter(route_class=AnthropicRoute)
 @router.post("/v1/messages", response_model=MessagesResponse, responses=ERRORS)
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation, as Anthropic's API does."""
-    state = state_of(request)
-    state.check_open()
-    model, call_id = state.check_model(body.model), f"msg_{uuid.uuid4().hex}"
+    state, model = open_model(request, body.model, body.user)
+    call_id = f"msg_{uuid.uuid4().hex}"
     call = ChatCall(state, messages.chat_request(body), model, call_id)
     engine_request = await call.request()
     if body.stream:
@@ -73,8 +72,8 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
 @router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=ERRORS)
 async def count_tokens(body: CountRequest, request: Request) -> Response:
     """Tokens that a request would have as its prompt."""
-    state = state_of(request)
-    call = ChatCall(state, messages.chat_request(body), state.check_model(body.model), "count")
+    state, model = open_model(request, body.model)
+    call = ChatCall(state, messages.chat_request(body), model, "count")
     prompt = await call.request()
     return _whole(TokenCount(input_tokens=len(prompt.prompt_token_ids)))
 

@@ -4,32 +4,44 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
+from qiao.errors import NotFoundError
+from qiao.server.fleet import Fleet, fleet_of
 from qiao.server.protocol.models import ModelCard, ModelList, ModelPermission
 from qiao.server.routes.shared import ERRORS
-from qiao.server.state import ServerState, state_of
 
 router = APIRouter()
 
 
-def _card(state: ServerState, name: str) -> ModelCard:
+def _card(fleet: Fleet, name: str) -> ModelCard | None:
+    """A model, or an alias with the models that it stands for; None where none of them is there."""
+    alias = fleet.aliases.get(name)
+    arms = [name] if alias is None else list(alias.weights)
+    states = [state for state in map(fleet.find, arms) if state is not None]
+    if not states:
+        return None
     return ModelCard(
         id=name,
-        created=state.created,
-        root=state.engine_args.model,
-        max_model_len=state.client.info.max_model_len,
-        permission=[ModelPermission(id=f"modelperm-{name}", created=state.created)],
+        created=states[0].created,
+        root=states[0].engine_args.model if alias is None else ", ".join(arms),
+        max_model_len=min(state.client.info.max_model_len for state in states),
+        permission=[ModelPermission(id=f"modelperm-{name}", created=states[0].created)],
     )
 
 
 @router.get("/v1/models", responses={401: ERRORS[401]})
 async def list_models(request: Request) -> ModelList:
-    """All served names that the key covers."""
-    state = state_of(request)
-    return ModelList(data=[_card(state, name) for name in state.allowed_names()])
+    """All names that the key covers, those of models and aliases."""
+    fleet = fleet_of(request)
+    cards = [_card(fleet, name) for name in fleet.allowed_names()]
+    return ModelList(data=[card for card in cards if card is not None])
 
 
 @router.get("/v1/models/{model:path}", responses={401: ERRORS[401], 404: ERRORS[404]})
 async def retrieve_model(model: str, request: Request) -> ModelCard:
-    """One served name, which may contain slashes."""
-    state = state_of(request)
-    return _card(state, state.check_model(model))
+    """One name, which may contain slashes."""
+    fleet = fleet_of(request)
+    fleet.resolve(model, {})  # says what is wrong
+    card = _card(fleet, model)
+    if card is None:
+        raise NotFoundError(f"the model {model[:200]!r} is not loaded")
+    return card

@@ -6,35 +6,38 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from qiao.server.errors import ApiError
+from qiao.server.fleet import fleet_of
 from qiao.server.protocol.models import Load, Version
 from qiao.server.routes.shared import ERRORS
-from qiao.server.state import state_of
 from qiao.transport import EngineState
 
 router = APIRouter()
 
 
 async def _health(request: Request) -> Response:
-    state = state_of(request)
-    if state.healthy:
+    fleet = fleet_of(request)
+    if fleet.healthy:
         return Response(status_code=200)
-    why = "the server is shutting down" if state.draining else f"the engine is {state.client.state.value}"
-    cause = f": {state.client.failure}" if state.client.failure else ""
+    why, state = "the server is shutting down", next(iter(fleet), None)
+    if not fleet.draining:
+        why = f"the engine is {state.client.state.value}" if state is not None else "no model is loaded"
+    cause = f": {state.client.failure}" if state is not None and state.client.failure else ""
     raise ApiError(503, why + cause, code="not_ready")
 
 
 @router.get("/health", response_class=Response, responses={503: ERRORS[503]})
 async def health(request: Request) -> Response:
-    """200 with an empty body when new requests are taken, else 503 that says why."""
+    """200 with an empty body when some model takes new requests, else 503 that says why."""
     return await _health(request)
 
 
 @router.get("/health/live", response_class=Response, responses={503: ERRORS[503]})
 async def live(request: Request) -> Response:
-    """200 unless nothing but a restart can help: the engine has failed for good."""
-    state = state_of(request)
-    if state.client.state is EngineState.DEAD and not state.draining:
-        raise ApiError(503, f"the engine has ended: {state.client.failure or 'see the log'}", code="not_live")
+    """200 unless nothing but a restart can help: every engine has failed for good."""
+    fleet = fleet_of(request)
+    states = list(fleet)
+    if states and not fleet.draining and all(state.client.state is EngineState.DEAD for state in states):
+        raise ApiError(503, f"the engine has ended: {states[0].client.failure or 'see the log'}", code="not_live")
     return Response(status_code=200)
 
 
@@ -67,11 +70,11 @@ async def version() -> Version:
 @router.get("/load", responses={401: ERRORS[401]})
 async def load(request: Request) -> Load:
     """How many requests are being answered."""
-    return Load(server_load=state_of(request).serving)
+    return Load(server_load=fleet_of(request).serving)
 
 
 @router.get("/metrics", response_class=Response, responses={401: ERRORS[401]})
 async def metrics(request: Request) -> Response:
     """Prometheus metrics."""
-    content, content_type = state_of(request).metrics.render()
+    content, content_type = fleet_of(request).metrics.render()
     return Response(content, headers={"Content-Type": content_type})

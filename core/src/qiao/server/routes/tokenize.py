@@ -7,9 +7,9 @@ from fastapi import APIRouter, Request
 from qiao.frontend import Frontend
 from qiao.server.args import ServerArgs
 from qiao.server.body import StrictRoute
+from qiao.server.fleet import open_model
 from qiao.server.protocol.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from qiao.server.routes.shared import ERRORS
-from qiao.server.state import state_of
 
 router = APIRouter(route_class=StrictRoute)
 
@@ -17,8 +17,7 @@ router = APIRouter(route_class=StrictRoute)
 @router.post("/tokenize", responses=ERRORS, response_model_exclude_unset=True)
 async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
     """Token ids of a prompt, or of a conversation after its template."""
-    state = state_of(request)
-    state.check_model(body.model)
+    state, _ = open_model(request, body.model)
     tokens = await state.in_worker(_ids, state.frontend, body, state.server_args)
     answer = TokenizeResponse(count=len(tokens), max_model_len=state.client.info.max_model_len, tokens=tokens)
     if body.return_token_strs:
@@ -46,6 +45,5 @@ def _ids(frontend: Frontend, body: TokenizeRequest, args: ServerArgs) -> list[in
 @router.post("/detokenize", responses=ERRORS)
 async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
     """The text of token ids, specials included."""
-    state = state_of(request)
-    state.check_model(body.model)
+    state, _ = open_model(request, body.model)
     return DetokenizeResponse(prompt=await state.in_worker(state.frontend.decode, body.tokens))

@@ -1,0 +1,214 @@
+"""All engines of one model, behind the interface of one: where each request goes, and what happens when one ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
+from qiao.errors import DeadlineError, EngineDeadError, ParameterError
+from qiao.transport.client import EngineClient, EngineState
+from qiao.transport.routing import Desk, choose, chunks_of
+
+ATTEMPTS = 2
+"""How often a request that has brought no output is sent: one that kills engines shall not kill them all."""
+
+PATIENCE_SECONDS = 60.0
+"""How long such a request waits for an engine that starts again."""
+
+POLL_SECONDS = 0.02
+
+
+class EnginePool:
+    """Engines of one model, used from one asyncio loop.
+
+    A request whose engine ends before its first output goes to another one, or to the same one once it is back; one
+    with output ends with the error, since a part of the answer has been sent.
+    """
+
+    def __init__(self, engines: Sequence[EngineClient], patience: float = PATIENCE_SECONDS) -> None:
+        self._engines = list(engines)
+        self._patience = patience
+        self._desks: dict[EngineClient, Desk] = {}
+        self._at: dict[str, EngineClient] = {}
+        self._starts: list[asyncio.Task[EngineInfo]] = []
+        self._closing = ""
+
+    @property
+    def engines(self) -> Sequence[EngineClient]:
+        """The engines."""
+        return self._engines
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts of the first engine that is known; known once ``start`` has returned."""
+        return next(engine for engine in self._engines if engine.known).info
+
+    @property
+    def state(self) -> EngineState:
+        """The best of the engines' states."""
+        states = {engine.state for engine in self._engines}
+        return next(state for state in EngineState if state in states)
+
+    @property
+    def restarts(self) -> int:
+        """How often engines were started again."""
+        return sum(engine.restarts for engine in self._engines)
+
+    @property
+    def failure(self) -> str:
+        """Why the last engine ended that is not ready, else why any did; empty if none did."""
+        ended = sorted(self._engines, key=lambda engine: engine.state is EngineState.READY)
+        return next((engine.failure for engine in ended if engine.failure), "")
+
+    async def start(self) -> EngineInfo:
+        """Start all, and wait for the first that is ready. Raises what the last one raises when none can start."""
+        self._starts = starts = [asyncio.create_task(engine.start()) for engine in self._engines]
+        for one in starts:  # nobody may wait any more for one that starts later
+            one.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            waiting = set(starts)
+            while True:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    if one.exception() is None or not waiting:
+                        return one.result()
+        except asyncio.CancelledError:
+            for one in starts:
+                one.cancel()
+            raise
+
+    async def stop(self, timeout: float = 5.0) -> None:
+        """End all engines; see ``EngineClient.stop``."""
+        self._closing = self._closing or "the engine was stopped"
+        await asyncio.gather(*(engine.stop(timeout) for engine in self._engines))
+
+    def kill(self) -> None:
+        """End all engines at once, without waiting."""
+        self._closing = self._closing or "the engine was stopped"
+        for engine in self._engines:
+            engine.kill()
+
+    def fail_running(self, why: str) -> None:
+        """End every running request with an ``EngineDeadError`` that says ``why``; none is sent again."""
+        self._closing = why
+        for engine in self._engines:
+            engine.fail_running(why)
+
+    def abort(self, request_ids: Sequence[str], index: int | None = None) -> None:
+        """Drop requests, or only their answer ``index``; see ``EngineClient.abort``."""
+        for request_id in request_ids:
+            if (engine := self._at.get(request_id)) is not None:
+                engine.abort([request_id], index)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
+        """Yield what an engine makes for ``request``; see ``EngineClient.generate``."""
+        if request.request_id in self._at:
+            raise ParameterError("request_id", f"{request.request_id!r} is already running")
+        came = time.monotonic()
+        for attempt in range(1, ATTEMPTS + 1):
+            engine = self._choose(request) if attempt == 1 else await self._once_ready(request, came)
+            visit = _Visit(self._desk(engine), len(request.prompt_token_ids))
+            self._at[request.request_id] = engine
+            try:
+                async with aclosing(engine.generate(_since(request, came))) as outputs:
+                    async for output in outputs:
+                        visit.answered()
+                        yield output
+                return
+            except EngineDeadError:
+                if visit.began or attempt == ATTEMPTS or self._closing:
+                    raise
+            finally:
+                visit.end()
+                self._at.pop(request.request_id, None)
+
+    def _choose(self, request: EngineRequest) -> EngineClient:
+        ready = [engine for engine in self._engines if engine.state is EngineState.READY]
+        if not ready:
+            raise EngineDeadError(self._unavailable())
+        if len(ready) == 1:
+            return ready[0]
+        chunks = chunks_of(request)
+        desks = [self._desk(engine) for engine in ready]
+        at = choose(desks, len(request.prompt_token_ids), chunks)
+        desks[at].remember(chunks)
+        return ready[at]
+
+    async def _once_ready(self, request: EngineRequest, came: float) -> EngineClient:
+        """The engine for a request whose engine has ended, as soon as there is one. Raises ``DeadlineError``."""
+        end = time.monotonic() + self._patience
+        hopeful = (EngineState.STARTING, EngineState.DRAINING)
+        while not self._closing and self.state in hopeful and time.monotonic() < end:
+            _since(request, came)
+            await asyncio.sleep(POLL_SECONDS)
+        if self._closing:
+            raise EngineDeadError(self._closing)
+        return self._choose(request)
+
+    def _desk(self, engine: EngineClient) -> Desk:
+        """What ``engine`` has been sent since it was started."""
+        desk = self._desks.get(engine)
+        if desk is None or desk.generation != engine.restarts:
+            desk = self._desks[engine] = Desk(engine.info.kv_tokens, engine.restarts)
+        return desk
+
+    def stats(self) -> EngineStats:
+        """The counters of all engines together; a share is the mean, what is no number that of the first."""
+        several = [engine.stats() for engine in self._engines]
+        return several[0] if len(several) == 1 else _together(several)
+
+    def _unavailable(self) -> str:
+        cause = f": {self.failure}" if self.failure else ""
+        if self.state is not EngineState.DEAD:
+            return f"the engine is {self.state.value}; try again in a moment{cause}"
+        return f"the engine is not running{cause}"
+
+
+class _Visit:
+    """One request at one engine, as far as it counts as that engine's work."""
+
+    def __init__(self, desk: Desk, prompt: int) -> None:
+        self._desk = desk
+        self._prompt = prompt
+        self.began = False
+        desk.sequences += 1
+        desk.prompt_tokens += prompt
+
+    def answered(self) -> None:
+        """There is output: the prompt is done."""
+        if not self.began:
+            self.began = True
+            self._desk.prompt_tokens -= self._prompt
+
+    def end(self) -> None:
+        """The request has left the engine."""
+        self.answered()
+        self._desk.sequences -= 1
+
+
+def _since(request: EngineRequest, came: float) -> EngineRequest:
+    """``request`` with what is left of its time to wait. Raises ``DeadlineError`` where nothing is."""
+    if request.max_wait is None:
+        return request
+    left = request.max_wait - (time.monotonic() - came)
+    if left <= 0.0:
+        raise DeadlineError("the request's deadline passed while it waited; nothing was computed")
+    return msgspec.structs.replace(request, max_wait=left)
+
+
+def _together(several: Sequence[EngineStats]) -> EngineStats:
+    total = EngineStats()
+    for name in EngineStats.__struct_fields__:
+        values = [value for one in several if (value := getattr(one, name)) is not None]
+        if name == "utilization":
+            setattr(total, name, sum(values) / len(values) if values else None)
+        elif values and isinstance(values[0], int):
+            setattr(total, name, sum(values))
+        elif values:
+            setattr(total, name, values[0])
+    return total

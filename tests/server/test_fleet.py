@@ -1,0 +1,220 @@
+"""Several models in one server: aliases, and models that come and go while requests run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from qiao.errors import ParameterError
+from qiao.server.aliases import Alias
+from qiao.server.flags import parse
+
+from tests.support.server import RunningServer, chain, started
+
+ADMIN = {"Authorization": "Bearer ADMIN"}
+ENDLESS = dict.fromkeys(range(260), 97)
+
+
+def entry(folder: Path, name: str | list[str], answer: str, **more: Any) -> dict[str, Any]:
+    """A model that answers ``x`` with ``answer``, and without end under the salt ``endless``."""
+    script = {"table": chain(f"x>{answer}"), "tables": {"endless": ENDLESS}, "pause": 0.002}
+    return {"name": name, "model": str(folder), "memory": 0.2, "hf-overrides": script, **more}
+
+
+@pytest.fixture(scope="module")
+def fleet(rand_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    file = tmp_path_factory.mktemp("fleet") / "qiao.yaml"
+    content = {
+        "max-model-len": 512,
+        "admin-key": "ADMIN",
+        "models": [entry(rand_folder, ["one", "first"], "eins"), entry(rand_folder, "two", "zwei")],
+        "aliases": {"plain": "two", "trial": {"weights": {"one": 3, "two": 1}}},
+    }
+    file.write_text(yaml.safe_dump(content))
+    with started(["--config", str(file)], "tests.support.server") as running:
+        yield running
+
+
+def ask(running: RunningServer, model: str | None, **body: Any) -> dict[str, Any]:
+    given = {"prompt": "x", **body} if model is None else {"prompt": "x", "model": model, **body}
+    with running.http() as http:
+        answer = http.post("/v1/completions", json=given)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_each_name_reaches_its_model(fleet: RunningServer) -> None:
+    for name, served, text in (
+        ("one", "one", "eins"),
+        ("first", "first", "eins"),
+        ("two", "two", "zwei"),
+        ("plain", "two", "zwei"),
+        (None, "one", "eins"),
+    ):
+        answer = ask(fleet, name)
+        assert (answer["model"], answer["choices"][0]["text"]) == (served, text)
+    listed = fleet.openai().models.list()
+    assert [card.id for card in listed] == ["one", "first", "two", "plain", "trial"]
+    assert fleet.openai().models.retrieve("trial").id == "trial"
+    unknown = fleet.http().post("/v1/completions", json={"model": "three", "prompt": "x"})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    assert fleet.http().get("/v1/models/three").status_code == 404
+
+
+def test_an_alias_keeps_users_where_they_are_and_counts_each_arm(fleet: RunningServer) -> None:
+    alias = Alias("trial", {"one": 3.0, "two": 1.0})
+    expected = {f"u{i}": alias.choose({"user": f"u{i}"}, {"one", "two"}) for i in range(30)}
+    assert Counter(expected.values()).keys() == {"one", "two"}
+    names = {"alias": "trial", "model_name": "two", "finished_reason": "stop"}
+    for _ in range(2):
+        assert {user: ask(fleet, "trial", user=user)["model"] for user in expected} == expected
+    wanted = sum(arm == "two" for arm in expected.values())
+    assert fleet.metric("qiao:alias_requests_total", **names) == 2 * wanted
+    assert fleet.metric("qiao:alias_time_to_first_token_seconds_count", alias="trial") == 60
+    sessions = [{"X-Session-Id": "s", "Content-Type": "application/json"}] * 8
+    body = {"model": "trial", "prompt": "x"}
+    arms = {
+        fleet.http().post("/v1/completions", json={**body, "user": f"u{i}"}, headers=h).json()["model"]
+        for i, h in enumerate(sessions)
+    }
+    assert len(arms) == 1, "the session counts more than the user"
+
+
+@pytest.mark.parametrize("kind", ["user", "session", ""])
+def test_two_thousand_requests_split_within_two_percent(kind: str) -> None:
+    alias = Alias("trial", {"a": 70.0, "b": 20.0, "c": 10.0})
+    there = {"a", "b", "c"}
+    chosen = [alias.choose({kind: f"id {i}"} if kind else {}, there) for i in range(2000)]
+    shares = {name: count / 2000 for name, count in Counter(chosen).items()}
+    # 2,000 draws have a standard deviation of up to 1.02 %; users and sessions are fixed texts, so these never vary.
+    bound = 0.02 if kind else 0.05
+    for name, weight in alias.weights.items():
+        assert abs(shares[name] - weight / 100.0) < bound
+
+
+def test_changed_weights_and_missing_models_move_only_who_must() -> None:
+    there = {"a", "b", "c"}
+    before = Alias("t", {"a": 1.0, "b": 1.0, "c": 1.0})
+    after = Alias("t", {"a": 2.0, "b": 1.0, "c": 1.0})
+    for i in range(500):
+        who = {"user": str(i)}
+        old, new, without = before.choose(who, there), after.choose(who, there), before.choose(who, {"a", "b"})
+        assert new in (old, "a")
+        assert without == old if old != "c" else without in ("a", "b")
+    assert before.choose({"user": "1"}, set()) is None
+    assert Alias("t", {"a": 1.0, "b": 0.0}).choose({}, {"b"}) is None
+
+
+def test_swap_under_load_loses_no_request(fleet: RunningServer, rand_folder: Path) -> None:
+    """Requests that ran on the old model end there; those that come later are answered by the new one."""
+    answers: list[httpx.Response] = []
+    stop = threading.Event()
+
+    def load() -> None:
+        with fleet.http() as http:
+            while not stop.is_set():
+                answers.append(http.post("/v1/completions", json={"model": "two", "prompt": "x"}))
+
+    long: list[httpx.Response] = []
+    body = {"model": "two", "prompt": "x", "cache_salt": "endless", "max_tokens": 400}
+    slow = threading.Thread(target=lambda: long.append(fleet.http().post("/v1/completions", json=body)))
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    slow.start()
+    fleet.wait_for(lambda: fleet.metric("vllm:num_requests_running", model_name="two") > 0)
+    for thread in threads:
+        thread.start()
+    fleet.wait_for(lambda: len(answers) > 20)
+    new = entry(rand_folder, "two", "neu")
+    swapped = fleet.http(headers=ADMIN).put("/admin/models/two", json=new)
+    assert swapped.status_code == 200, swapped.text
+    count = len(answers)
+    fleet.wait_for(lambda: len(answers) > count + 20)
+    stop.set()
+    for thread in (*threads, slow):
+        thread.join()
+    assert {answer.status_code for answer in answers} == {200}
+    texts = [answer.json()["choices"][0]["text"] for answer in answers]
+    assert set(texts) == {"zwei", "neu"}
+    assert set(texts[-10:]) == {"neu"}
+    assert long[0].json()["usage"]["completion_tokens"] == 400
+    assert [model["state"] for model in swapped.json()["models"]] == ["ready", "ready"]
+
+
+def test_models_are_loaded_and_unloaded_by_the_administrator_alone(fleet: RunningServer, rand_folder: Path) -> None:
+    http = fleet.http(headers=ADMIN)
+    for headers in ({}, {"Authorization": "Bearer WRONG"}):
+        refused = fleet.http(headers=headers).get("/admin/models")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    three = entry(rand_folder, "three", "drei")
+    assert http.post("/admin/models", json=three).status_code == 201
+    assert ask(fleet, "three")["choices"][0]["text"] == "drei"
+    assert http.post("/admin/models", json=three).json()["error"]["code"] == "name_taken"
+    assert http.put("/admin/aliases/both", json={"weights": {"one": 1, "three": 1}}).status_code == 200
+    gone = http.delete("/admin/models/three")
+    assert gone.status_code == 200
+    assert fleet.http().post("/v1/completions", json={"model": "three", "prompt": "x"}).status_code == 404
+    assert ask(fleet, "both", user="whoever")["model"] == "one", "an alias goes on with what is there"
+    broken = http.post("/admin/models", json={**three, "hf-overrides": {"fail": "no weights there"}})
+    assert broken.status_code == 400 and "no weights there" in broken.json()["error"]["message"]
+    assert http.delete("/admin/aliases/both").status_code == 200
+    assert http.delete("/admin/models/three").status_code == 404
+    wrong = http.post("/admin/models", json={**three, "dtype": "float99"}).json()["error"]
+    assert wrong["param"] == "body.dtype"
+    code = http.post("/admin/models", json={**three, "trust-remote-code": True}).json()["error"]
+    assert code["param"] == "trust-remote-code"
+    assert http.put("/admin/aliases/one", json={"weights": {"two": 1}}).status_code == 409
+
+
+MODEL = {"name": "a", "model": "M", "memory": 0.4}
+
+
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        ({"models": []}, "models"),
+        ({"models": [{"model": "M"}]}, "models[0].name"),
+        ({"models": [{"name": "a"}]}, "models[0].model"),
+        ({"models": [{**MODEL, "memory": 1.5}]}, "models[0].memory"),
+        ({"models": [MODEL, {**MODEL, "name": "b", "dtype": "float99"}]}, "models[1].dtype"),
+        ({"models": [{**MODEL, "dtpye": "float32"}]}, "models[0].dtpye"),
+        ({"models": [{**MODEL, "port": 1}]}, "models[0].port"),
+        ({"models": [{**MODEL, "tool-call-parser": "none of them"}]}, "models[0].tool_call_parser"),
+        ({"models": [MODEL, MODEL]}, "models[1].name"),
+        ({"models": [MODEL, {"name": "b", "model": "M"}]}, "models[1].memory"),
+        ({"models": [MODEL, {**MODEL, "name": "b", "memory": 0.7}]}, "models[1].memory"),
+        ({"models": [MODEL], "aliases": {"a": "a"}}, "aliases.a"),
+        ({"models": [MODEL], "aliases": {"c": "b"}}, "aliases.c"),
+        ({"models": [MODEL], "aliases": {"c": {"weights": {"a": -1}}}}, "aliases.c.weights.a"),
+        ({"models": [MODEL], "aliases": {"c": {"weights": {"a": "much"}}}}, "aliases.c.weights.a"),
+        ({"models": [MODEL], "aliases": {"c": {"weights": {"a": 1}, "sticky": ["moon"]}}}, "aliases.c.sticky"),
+        ({"models": [MODEL], "portt": 1}, "--portt"),
+    ],
+)
+def test_errors_of_the_file_name_the_field(content: dict[str, Any], field: str, tmp_path: Path) -> None:
+    file = tmp_path / "qiao.yaml"
+    file.write_text(json.dumps(content))  # JSON is YAML
+    with pytest.raises(ParameterError) as error:
+        parse(["--config", str(file)])
+    assert error.value.field == field, error.value
+
+
+def test_the_file_fills_models_with_flags_for_all_and_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "qiao.yaml"
+    two = {"name": "b", "model": "N", "device": "cpu", "dtype": "float16", "reasoning-parser": "qwen3"}
+    file.write_text(json.dumps({"port": 9, "dtype": "bfloat16", "models": [MODEL, two], "aliases": {"c": "b"}}))
+    setup = parse(["--config", str(file), "--max-num-seqs", "7"]).setup
+    first, second = setup.models
+    assert (first.name, first.engine.model, first.engine.gpu_memory_utilization) == ("a", "M", 0.4)
+    assert (first.engine.dtype, second.engine.dtype) == ("bfloat16", "float16")
+    assert first.engine.max_num_seqs == second.engine.max_num_seqs == 7
+    assert (first.server.reasoning_parser, second.server.reasoning_parser) == (None, "qwen3")
+    assert (setup.server.port, first.server.port) == (9, 9)
+    assert setup.aliases == (Alias("c", {"b": 1.0}),)
