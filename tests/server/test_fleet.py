@@ -88,6 +88,32 @@ def test_an_alias_keeps_users_where_they_are_and_counts_each_arm(fleet: RunningS
     assert len(arms) == 1, "the session counts more than the user"
 
 
+@pytest.mark.acceptance
+def test_two_thousand_real_requests_split_within_two_percent(fleet: RunningServer) -> None:
+    def served(name: str) -> float:
+        return fleet.metric("qiao:alias_requests_total", alias="trial", model_name=name, finished_reason="stop")
+
+    for name in ("one", "two"):  # so that both have a series
+        fleet.wait_for(lambda name=name: any(ask(fleet, "trial", user=f"{name}{i}")["model"] == name for i in range(20)))
+    before = {name: served(name) for name in ("one", "two")}
+
+    def users(numbers: range) -> None:
+        with fleet.http() as http:
+            for i in numbers:
+                body = {"model": "trial", "prompt": "x", "user": f"user {i}"}
+                assert http.post("/v1/completions", json=body).status_code == 200
+
+    threads = [threading.Thread(target=users, args=(range(start, 2000, 4),)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    counts = {name: served(name) - before[name] for name in before}
+    print(f"2,000 requests: {counts}")
+    assert sum(counts.values()) == 2000
+    assert abs(counts["one"] / 2000 - 0.75) < 0.02
+
+
 @pytest.mark.parametrize("kind", ["user", "session", ""])
 def test_two_thousand_requests_split_within_two_percent(kind: str) -> None:
     alias = Alias("trial", {"a": 70.0, "b": 20.0, "c": 10.0})
@@ -218,3 +244,12 @@ def test_the_file_fills_models_with_flags_for_all_and_their_own(tmp_path: Path) 
     assert (first.server.reasoning_parser, second.server.reasoning_parser) == (None, "qwen3")
     assert (setup.server.port, first.server.port) == (9, 9)
     assert setup.aliases == (Alias("c", {"b": 1.0}),)
+
+
+def test_the_page_shows_a_file_that_is_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/fleet.md").read_text(encoding="utf-8")
+    file = tmp_path / "qiao.yaml"
+    file.write_text(page.partition("```yaml\n")[2].partition("```")[0], encoding="utf-8")
+    setup = parse(["--config", str(file)]).setup
+    assert [model.names for model in setup.models] == [("small",), ("big", "gpt-4o")]
+    assert [alias.name for alias in setup.aliases] == ["chat", "trial"]

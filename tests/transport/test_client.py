@@ -149,15 +149,15 @@ def test_an_engine_that_loads_is_started_again_without_end_and_one_that_does_not
     stop = tmp_path / "stop"
 
     async def scenario() -> None:
-        client = EngineClient(LocalSource(args(fail_once_there=str(stop)), OPTIONS), backoff=0.01, max_restarts=2)
+        client = EngineClient(LocalSource(args(fail_once_there=str(stop)), OPTIONS), backoff=0.01, max_restarts=1)
         await client.start()
-        for _ in range(4):
+        for _ in range(2):
             await until(lambda: client.state is EngineState.READY)
             with pytest.raises(EngineDeadError):
                 await tokens(client, request([DIE]))
         stop.touch()
         await until(lambda: client.state is EngineState.DEAD)
-        assert client.restarts <= 4 + 2
+        assert client.restarts >= 2, "more ends than bad starts it would bear"
         with pytest.raises(EngineDeadError, match=r"not running.*is there"):
             await tokens(client, request([ord("x")]))
         await client.stop()

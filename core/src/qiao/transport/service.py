@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from typing import Any
 
 import msgspec
 import zmq
@@ -152,7 +153,7 @@ class EngineService:
     def _send(self, peer: bytes, message: FromEngine) -> None:
         sent = asyncio.ensure_future(self._socket.send_multipart([peer, self._encoder.encode(message)]))
 
-        def look(future: asyncio.Future[object]) -> None:
+        def look(future: asyncio.Future[Any]) -> None:
             if not future.cancelled() and future.exception() is not None:  # the front end is gone
                 self._drop(peer)
 
