@@ -308,10 +308,9 @@ def plot(found: list[Outcome], kills: list[Kill], path: Path) -> None:
             [o.ended for o in found if o.outcome == outcome], bins=list(edges), label=outcome, color=colour, alpha=0.7
         )
     for tenant, colour in (("flood", "tab:orange"), ("calm", "tab:green")):
-        points = [(o.began, o.first - o.began) for o in found if o.tenant == tenant and o.first is not None]
-        lower.scatter(
-            *zip(*points, strict=True), s=8, label=f"{tenant} tenant", color=colour, zorder=2 + (tenant == "calm")
-        )
+        shown = [o for o in found if o.tenant == tenant and o.first is not None]
+        waits = [o.first - o.began for o in shown if o.first is not None]
+        lower.scatter([o.began for o in shown], waits, s=8, label=f"{tenant} tenant", color=colour, zorder=2)
     for axes in (upper, lower):
         for kill in kills:
             axes.axvline(kill["at_s"], color="black", linewidth=0.6, linestyle=":")
