@@ -222,9 +222,7 @@ async def expected(site: Site, args: argparse.Namespace) -> list[list[int]]:
     return answers
 
 
-async def run(
-    site: Site, args: argparse.Namespace
-) -> tuple[list[Outcome], list[Kill], list[list[int]]]:
+async def run(site: Site, args: argparse.Namespace) -> tuple[list[Outcome], list[Kill], list[list[int]]]:
     """The whole load, with a progress bar."""
     watch = asyncio.create_task(site.watch())
     answers = await expected(site, args)
@@ -260,9 +258,7 @@ def percentile(values: list[float], share: float) -> float | None:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
-def summary(
-    found: list[Outcome], kills: list[Kill], restarts: float, healthy: bool
-) -> dict[str, Any]:
+def summary(found: list[Outcome], kills: list[Kill], restarts: float, healthy: bool) -> dict[str, Any]:
     """What the page about it needs."""
     groups = {}
     for tenant in ("calm", "flood"):
