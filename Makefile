@@ -49,7 +49,7 @@ conformance: setup ## the conformance kit on every plugin here; renews their cov
 	$(BIN)/python -m tools.kernels
 	$(BIN)/python -m tools.docs
 
-acceptance-vendors: setup ## the demo model served on each vendor's stand-in device, against the CPU's tokens
+acceptance-vendors: setup ## the demo model served on each vendor's stand-in device, against the CPU's tokens (some minutes)
 	@set -e; for file in plugins-*/acceptance.py; do $(BIN)/python $$file --model $(MODEL) --json $${file%.py}.json $(ARGS); done
 	$(BIN)/python -m tools.docs
 
