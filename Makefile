@@ -14,7 +14,7 @@ endif
 export PYTHON TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check docs conformance acceptance-vendors bench bench-peers sanitize wheels clean
+.PHONY: help setup serve test check docs conformance acceptance-vendors compat bench bench-peers sanitize wheels clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | awk -F'|' '{printf "make %-18s %s\n", $$1, $$2}'

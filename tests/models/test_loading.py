@@ -303,3 +303,18 @@ def test_chatglm_under_its_other_architecture_name():
     raw = {**CHATGLM, "architectures": ["ChatGLMForConditionalGeneration"]}
     weights = published.random_weights(published.chatglm_weights(raw))
     assert Paged(build(raw, weights.items())).feed([1, 2, 3]).shape == (3, 128)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "llama-mqa-tied"])
+def test_a_model_saved_without_its_head_gives_its_hidden_states(name, tmp_path):
+    """As models for vectors are published: names without ``model.`` and no ``lm_head``, whatever the config ties."""
+    config, ids = config_of(name), token_ids(20, 128)
+    bare = reference_model(config).model
+    bare.save_pretrained(tmp_path)
+    raw, _ = transformers.PretrainedConfig.get_config_dict(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert raw["architectures"][0].endswith("Model")
+    assert "embed_tokens.weight" in stored
+    with torch.no_grad():
+        hidden = bare(torch.tensor([ids])).last_hidden_state[0]
+    _close(Paged(build(raw, stored.items())).feed(ids), hidden @ bare.embed_tokens.weight.T)

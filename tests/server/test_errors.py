@@ -30,8 +30,9 @@ def still_alive(rand: RunningServer) -> Iterator[None]:
 def check(answer: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
-    assert set(answer.json()) == {"error"}
-    error = answer.json()["error"]
+    flat = answer.json()
+    error = flat.pop("error")
+    assert flat == {"object": "error", **{k: error[k] for k in ("message", "type", "param")}, "code": status}
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"]
     if param is not None:

@@ -191,6 +191,43 @@ def test_a_deadline_that_has_passed(site: Site) -> None:
     assert site.ask("PLAIN", deadline_ms=-1).status_code == 400
 
 
+ROUTES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "a"}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ("/v1/responses", {"input": "a"}),
+    ("/v1/messages", {"model": "M", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
+    ("/v1/embeddings", {"input": "a"}),
+    ("/v1/score", {"text_1": "a", "text_2": "b"}),
+    ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES, ids=[path for path, _ in ROUTES])
+def test_every_route_that_computes_takes_a_deadline(site: Site, path: str, body: dict[str, Any]) -> None:
+    with site.running.http(headers={"Authorization": "Bearer PLAIN"}) as client:
+        assert client.post(path, json={**body, "deadline_ms": 0.001}).status_code == 504
+        assert client.post(path, json={**body, "deadline_ms": -1}).status_code == 400
+
+
+def test_responses_are_their_tenant_s_and_count_while_they_run(site: Site) -> None:
+    mine, other = site.key("mine", concurrent_requests=1), site.key("other")
+    site.reload()
+    client, stranger = site.running.openai(api_key=mine), site.running.openai(api_key=other)
+    made = client.responses.create(model="M", input="a", max_output_tokens=400, background=True)
+    with pytest.raises(openai.RateLimitError):
+        client.responses.create(model="M", input="a")
+    for reach in (stranger.responses.retrieve, stranger.responses.cancel, stranger.responses.delete):
+        with pytest.raises(openai.NotFoundError):
+            reach(made.id)
+    assert client.responses.cancel(made.id).status == "cancelled"
+    for reach in (stranger.responses.retrieve, stranger.responses.cancel, stranger.responses.delete):
+        with pytest.raises(openai.NotFoundError):
+            reach(made.id)
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        stranger.responses.create(model="M", input="a", previous_response_id=made.id)
+    assert client.responses.create(model="M", input="a", max_output_tokens=2).status == "incomplete"
+
+
 def test_restarts_keep_the_days_tokens(rand_folder: Path, tmp_path: Path) -> None:
     store = KeyStore(tmp_path / "keys.db")
     store.create()

@@ -37,6 +37,8 @@ RAISE = 302
 """A prompt with this id makes a step raise."""
 FAULT = 303
 """A prompt with this id fails alone."""
+FAULTY = b"\0"
+"""A byte of a text at which its request fails alone."""
 FULL = 304
 """A prompt with this id is refused as if the queue were full."""
 
@@ -94,6 +96,9 @@ class ScriptedEngine:
             return SequenceOutput(request_id=request_id, finish_reason="error", error="operator attention raised: boom")
         made, params = self.made[request_id, index], request.params
         text = self.texts.get(request.cache_salt)
+        if text is not None and text[len(made) : len(made) + 1] == FAULTY:
+            self.abort([request_id])
+            return SequenceOutput(request_id=request_id, finish_reason="error", error="operator attention raised: boom")
         if text is not None:
             token = text[len(made)] if len(made) < len(text) else EOS
         else:

@@ -31,9 +31,12 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "spec_method": "speculative_config.method",
         "spec_model": "speculative_config.model",
         "spec_tokens": "speculative_config.num_speculative_tokens",
+        "override_pooler_config": "pooler_config",
+        "rope_scaling": "hf_overrides.rope_scaling",
+        "rope_theta": "hf_overrides.rope_theta",
     }
 )
-"""Other name to field name."""
+"""Other name to field name, or to a key of a field that holds an object."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ def engine(
     """
     from qiao.config import EngineArgs
     from qiao.server.engine_host import host_engine
-    from qiao.server.flags import engine_values
+    from qiao.server.flags import values_of
 
-    args = EngineArgs(**{**engine_values(context.args), "model": model})
+    args = EngineArgs(**{**values_of(EngineArgs, context.args), "model": model})
     raise SystemExit(host_engine(args, listen, keys, timeout, log_level))
 
 

@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from qiao.cli.client import DEFAULT_URL as DEFAULT_URL
-from qiao.server.flags import Flag, engine_values, flags
+from qiao.config import EngineArgs
+from qiao.server.args import ServerArgs
+from qiao.server.flags import Flag, flags, values_of
 from qiao.server.flagtext import FLAG_TEXT
 
 Url = Annotated[str, typer.Option("--url", help="Address of a running server.")]
@@ -41,20 +43,26 @@ def sampling(**given: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value not in (None, [])}
 
 
-def with_engine_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_engine_options(
+    *names: str, server: tuple[str, ...] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command an option for each of these fields of ``EngineArgs``, as ``qiao serve`` has it.
 
-    The command takes them as ``engine``: the values that were given, by field.
+    The command takes them as ``engine``: the values that were given, by field. ``server`` names fields of
+    ``ServerArgs``, which it takes as ``server``.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(**given: Any) -> None:
-            texts = {name: given.pop(name) for name in names}
-            command(**given, engine=engine_values(_words(texts)))
+            made = {"engine": values_of(EngineArgs, _words({name: given.pop(name) for name in names}))}
+            if server:
+                made["server"] = values_of(ServerArgs, _words({name: given.pop(name) for name in server}))
+            command(**given, **made)
 
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "engine"]
-        own += [_parameter(flags()[name]) for name in names]
+        parameters = inspect.signature(command, eval_str=True).parameters.values()
+        own = [p for p in parameters if p.name not in ("engine", "server")]
+        own += [_parameter(flags()[name]) for name in (*names, *server)]
         run.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in own}
         return run

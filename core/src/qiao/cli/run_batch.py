@@ -20,16 +20,24 @@ from qiao.errors import QiaoError
 ENGINE = tuple(field.name for field in fields(EngineArgs) if field.name != "model")
 
 
+SERVER = (
+    *("enable_auto_tool_choice", "tool_call_parser", "reasoning_parser"),
+    *("chat_template_content_format", "default_chat_template_kwargs"),
+)
+"""The server's options that change an answer."""
+
+
 class _Advance(Protocol):
     def __call__(self, good: bool) -> None: ...
 
 
-@with_engine_options(*ENGINE)
+@with_engine_options(*ENGINE, server=SERVER)
 def run_batch(
     model: Annotated[str, typer.Option("--model", help="Folder, GGUF file, hub name or pypi:PACKAGE.")],
     input_file: Annotated[Path, typer.Option("-i", "--input-file", help="JSONL of requests, as OpenAI's batches.")],
     output_file: Annotated[Path, typer.Option("-o", "--output-file", help="JSONL of answers; gone on with if there.")],
     engine: dict[str, Any],
+    server: dict[str, Any],
     as_json: AsJson = False,
 ) -> None:
     """Answer every request of a JSONL file with MODEL; a run that was killed goes on where it stopped."""
@@ -40,13 +48,13 @@ def run_batch(
     todo = [line for line in requests if line.custom_id not in done]
     figures = {"requests": len(requests), "answered_before": len(done), "answered": 0, "failed": 0}
     if todo:
-        args = EngineArgs(model=model, **engine)
+        args, answers = EngineArgs(model=model, **engine), batch.server_args(**server)
         try:
             batch.rewrite(output_file, done)
         except OSError as error:
             raise QiaoError(f"{output_file}: {error.strerror}; choose a file that can be written") from None
         with _progress(len(requests), len(done), figures) as advance:
-            asyncio.run(batch.run_batch(args, todo, output_file, advance))
+            asyncio.run(batch.run_batch(args, answers, todo, output_file, advance))
     print(json.dumps(figures) if as_json else _text(figures, output_file))
     if figures["failed"]:
         raise QiaoError(f"{figures['failed']} of {len(requests)} requests failed; their answers say why. Run it again")

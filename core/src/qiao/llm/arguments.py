@@ -22,14 +22,15 @@ def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
     """
     known = set(EngineArgs.names())
     values: dict[str, Any] = {}
-    rope: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
     for written, value in given.items():
         name = ALIASES.get(written, written)
         if name in known:
             values[name] = value
-        elif name in ("rope_scaling", "rope_theta"):
+        elif "." in name:
             if value is not None:
-                rope[name] = value
+                field, _, key = name.partition(".")
+                parts.setdefault(field, {})[key] = value
         elif name in FIXED:
             only = FIXED[name]
             if value not in only.values:
@@ -40,8 +41,8 @@ def engine_args(model: str, given: Mapping[str, Any]) -> EngineArgs:
         else:
             raise TypeError(_unknown(name, known))
     values = _converted(values)
-    if rope:
-        values["hf_overrides"] = {**values.get("hf_overrides", {}), **rope}
+    for field, more in parts.items():
+        values[field] = {**(values.get(field) or {}), **more}
     return EngineArgs(model=model, **values)
 
 

@@ -91,8 +91,7 @@ def describe(config: Any, quantized: Mapping[str, QuantizedWeight] = _NONE) -> M
     ``config`` is the raw dict of a ``config.json`` or a transformers ``PretrainedConfig``.
     Raises ``ModelError`` naming the field that is missing or wrong.
     """
-    settings = settings_of(config)
-    architecture = _architecture(settings)
+    settings, architecture = _read(config)
     if architecture not in _FAMILIES:
         _refuse_generic(architecture, quantized)
         return _generic().describe_generic(config)  # type: ignore[no-any-return]
@@ -105,8 +104,7 @@ def read_spec(config: Any) -> DecoderSpec:
 
     Raises ``ModelError`` naming a field that is missing or wrong, or an architecture without a definition of its own.
     """
-    settings = settings_of(config)
-    architecture = _architecture(settings)
+    settings, architecture = _read(config)
     if architecture not in _FAMILIES:
         raise ModelError(f"{architecture} has no definition of its own here; {', '.join(_FAMILIES)} have")
     found = _family(architecture).spec(settings, architecture)
@@ -127,8 +125,7 @@ def create(
     ``quantized`` holds the weights that ``load`` will bring in quantized form, by their names in the checkpoint.
     Raises ``ModelError`` naming the field that is missing or wrong.
     """
-    settings = settings_of(config)
-    architecture = _architecture(settings)
+    settings, architecture = _read(config)
     if architecture not in _FAMILIES:
         _refuse_generic(architecture, quantized)
         return _generic().create_generic(config, ops, dtype)  # type: ignore[no-any-return]
@@ -144,13 +141,25 @@ def _refuse_generic(architecture: str, quantized: Mapping[str, QuantizedWeight])
         )
 
 
+def _read(config: Any) -> tuple[Settings, str]:
+    """The settings and the architecture. A model saved without its head, for vectors, gets the embedding for one.
+
+    What it then says in text means nothing; a head of the right size is what the rest of the server expects.
+    """
+    settings = settings_of(config)
+    architecture = _architecture(settings)
+    given = settings.get("architectures") or [architecture]
+    return (settings if architecture in given else settings.changed(tie_word_embeddings=True)), architecture
+
+
 def _architecture(settings: Settings) -> str:
     given = settings.get("architectures") or []
     if isinstance(given, str) or not isinstance(given, list | tuple):
         raise settings.error("architectures", f"must be a list of names, got {given!r}")
     for name in given:
-        if name in _FAMILIES:
-            return str(name)
+        for known in (str(name), f"{str(name).removesuffix('Model')}ForCausalLM"):
+            if known in _FAMILIES:
+                return known
     if given:
         return str(given[0])
     model_type = settings.text("model_type", "")

@@ -170,7 +170,7 @@ class Access:
             await _refuse(_unknown("the administrator's key"), scope, receive, send)
 
     async def _pass(self, call: Call, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
-        works = scope["method"] == "POST"
+        works = scope["method"] == "POST" and not scope["path"].endswith("/cancel")  # which makes room for work
         send = _with_headers(send, call, self._refused)
         try:
             read_priority(call, headers.get("x-priority"))

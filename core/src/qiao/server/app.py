@@ -16,7 +16,18 @@ from qiao.server.args import ServerArgs
 from qiao.server.auditing import Audit
 from qiao.server.fleet import Fleet
 from qiao.server.middleware import HeadAsGet, LimitBody, Observe
-from qiao.server.routes import admin, chat, completions, console, embeddings, messages, models, operations, tokenize
+from qiao.server.routes import (
+    admin,
+    chat,
+    completions,
+    console,
+    embeddings,
+    messages,
+    models,
+    operations,
+    responses,
+    tokenize,
+)
 from qiao.server.streaming import CLIENT_GONE, ClientGoneError
 
 RATE_HEADERS = [
@@ -59,7 +70,7 @@ def create_app(fleet: Fleet) -> FastAPI:
     app.state.qiao = fleet
     errors.install(app)
     app.add_exception_handler(ClientGoneError, _gone)
-    modules = [completions, chat, messages, embeddings, models, tokenize, operations, console]
+    modules = [completions, chat, responses, messages, embeddings, models, tokenize, operations, console]
     if args.admin_key is not None:
         modules.append(admin)
     routers = [module.router for module in modules]
@@ -80,7 +91,7 @@ def _middleware(fleet: Fleet, args: ServerArgs) -> list[Middleware]:
                 CORSMiddleware,
                 allow_origins=list(args.allowed_origins),
                 allow_credentials=args.allow_credentials,
-                allow_methods=["GET", "POST", "OPTIONS"],
+                allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
                 allow_headers=[
                     "Authorization",
                     "Content-Type",

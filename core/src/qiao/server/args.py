@@ -29,6 +29,7 @@ class ServerArgs:
     tenants that ``qiao keys`` manages. With ``admin_key`` there are routes that load and unload models.
     ``engine`` are addresses of engines on other hosts, used instead of one here, with the key files in ``engine_keys``.
     ``queue_deadline_ms`` ends requests that have waited so many milliseconds.
+    ``responses_db`` is ``memory``, ``off`` or a file; the bounds are for each tenant.
     Raises ``ParameterError`` naming the field.
     """
 
@@ -41,6 +42,10 @@ class ServerArgs:
     engine: tuple[str, ...] = ()
     engine_keys: str | None = None
     queue_deadline_ms: float | None = None
+    responses_db: str = "memory"
+    responses_max_count: int = 1000
+    responses_max_age: float = 30 * 86_400.0
+    responses_max_bytes: int = 64 * 1024 * 1024
     audit_log: str | None = None
     audit_content: str = "hash"
     audit_redact: tuple[str, ...] = ()
@@ -83,6 +88,9 @@ class ServerArgs:
         if self.audit_max_bytes < 1:
             raise ParameterError("audit_max_bytes", f"must be at least 1, got {self.audit_max_bytes}")
         Redaction(self.audit_redact)
+        for name in ("responses_max_count", "responses_max_age", "responses_max_bytes"):
+            if not getattr(self, name) > 0:
+                raise ParameterError(name, f"must be above 0, got {getattr(self, name)}; --responses-db off keeps none")
         if self.queue_deadline_ms is not None and not self.queue_deadline_ms > 0:
             raise ParameterError("queue_deadline_ms", f"must be above 0, got {self.queue_deadline_ms}")
         if self.allow_credentials and "*" in self.allowed_origins:

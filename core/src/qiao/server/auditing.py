@@ -40,6 +40,35 @@ class Auditor:
             return hmac.new(self.key, data, hashlib.sha256).hexdigest()
         return hashlib.sha256(data).hexdigest()
 
+    def content(self, body: bytes | None, call: Call | None) -> dict[str, object]:
+        """What a line says of a request's body, where there is one, and of the answers, by the policy."""
+        if self.policy == "none" or call is None:  # what a stranger sends is not kept
+            return {}
+        answers = [call.answers[key] for key in sorted(call.answers)]
+        found: dict[str, object] = {"answer_hash": self.digest("\0".join(answers).encode("utf-8", "replace"))}
+        if body is not None:
+            found["request_hash"] = self.digest(body)
+            if self.policy == "full":
+                found["request"] = self.redaction.apply(body.decode("utf-8", "replace"))
+        if self.policy == "full":
+            found["answers"] = [self.redaction.apply(answer) for answer in answers]
+        return found
+
+    def background(self, call: Call, response_id: str, status: str, began: float) -> None:
+        """The line of a response that ended without a client; the line of its request has come before."""
+        record: dict[str, object] = {
+            "event": "background",
+            "response": response_id,
+            "tenant": call.tenant.name,
+            "key": call.key_id,
+            "outcome": {"completed": "ok", "incomplete": "ok", "cancelled": "client_gone"}.get(status, "failed"),
+            **_tokens(call),
+            "time": _moment(began),
+            "seconds": round(time.time() - began, 6),
+            **self.content(None, call),
+        }
+        self.log.write(record)
+
 
 class Audit:
     """Notes each exchange that is not a plain successful GET."""
@@ -75,25 +104,10 @@ class Audit:
             call: Call | None = scope.get(CALL)
             if scope["method"] in ("POST", "PUT", "DELETE") or status in (401, 403, 429):
                 record = _facts(scope, call, status, failed)
-                moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(began))
-                record["time"] = f"{moment}.{int(began % 1 * 1000):03d}Z"
+                record["time"] = _moment(began)
                 record["seconds"] = round(time.perf_counter() - clock, 6)
-                record |= self._content(bytes(body), call)
+                record |= self._auditor.content(bytes(body), call)
                 self._auditor.log.write(record)
-
-    def _content(self, body: bytes, call: Call | None) -> dict[str, object]:
-        auditor = self._auditor
-        if auditor.policy == "none" or call is None:  # what a stranger sends is not kept
-            return {}
-        answers = [call.answers[key] for key in sorted(call.answers)]
-        found: dict[str, object] = {
-            "request_hash": auditor.digest(body),
-            "answer_hash": auditor.digest("\0".join(answers).encode("utf-8", "replace")),
-        }
-        if auditor.policy == "full":
-            found["request"] = auditor.redaction.apply(body.decode("utf-8", "replace"))
-            found["answers"] = [auditor.redaction.apply(answer) for answer in answers]
-        return found
 
 
 def _facts(scope: Scope, call: Call | None, status: int, failed: bool) -> dict[str, object]:
@@ -112,14 +126,20 @@ def _facts(scope: Scope, call: Call | None, status: int, failed: bool) -> dict[s
         "status": status,
         "outcome": outcome,
     }
-    if call is not None:
-        record |= {
-            "model": call.model,
-            **({"alias": call.alias} if call.alias else {}),
-            "prompt_tokens": call.prompt_tokens,
-            "answer_tokens": call.answer_tokens,
-            "finish_reasons": list(reasons),
-            "first_token_seconds": call.first_token_seconds,
-            "queue_seconds": call.queue_seconds,
-        }
-    return record
+    return record if call is None else {**record, **_tokens(call)}
+
+
+def _tokens(call: Call) -> dict[str, object]:
+    return {
+        "model": call.model,
+        **({"alias": call.alias} if call.alias else {}),
+        "prompt_tokens": call.prompt_tokens,
+        "answer_tokens": call.answer_tokens,
+        "finish_reasons": list(call.finish_reasons),
+        "first_token_seconds": call.first_token_seconds,
+        "queue_seconds": call.queue_seconds,
+    }
+
+
+def _moment(seconds: float) -> str:
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03d}Z"

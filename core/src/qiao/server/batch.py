@@ -24,7 +24,10 @@ from qiao.transport.process import HostOptions
 if TYPE_CHECKING:
     import httpx
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score", "/v1/rerank")
+URLS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/embeddings", "/v1/score", "/v1/rerank"),
+)
 """What a line may ask."""
 
 RETRIES = 20
@@ -112,7 +115,14 @@ def _encoded(answer: Mapping[str, Any]) -> bytes:
     return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
-async def run_batch(args: EngineArgs, requests: Sequence[Line], output: Path, advance: Callable[[bool], None]) -> None:
+def server_args(**answers: Any) -> ServerArgs:
+    """The server of a batch: ``answers`` says how they are read. Nothing is kept but the file of answers."""
+    return ServerArgs(disable_access_log=True, responses_db="off", **answers)
+
+
+async def run_batch(
+    args: EngineArgs, server: ServerArgs, requests: Sequence[Line], output: Path, advance: Callable[[bool], None]
+) -> None:
     """Answer ``requests`` and append the answers to ``output``; ``advance(good)`` is called after each.
 
     Raises a ``QiaoError`` where the engine cannot start.
@@ -123,7 +133,7 @@ async def run_batch(args: EngineArgs, requests: Sequence[Line], output: Path, ad
     from qiao.server.loader import Loader, make_fleet
     from qiao.server.setup import Setup
 
-    setup = Setup.single(args, ServerArgs(disable_access_log=True))
+    setup = Setup.single(args, server)
     loader = Loader(HostOptions(log_level="warning"))
     fleet = make_fleet(setup, loader.load)
     try:

@@ -89,9 +89,8 @@ def error_body(error: HTTPException) -> ErrorBody:
     )
     message = str(error.detail)[:_MAX_MESSAGE].encode("utf-8", "replace").decode()
     param = getattr(error, "param", None)
-    return ErrorBody(
-        error=ErrorDetail(message=message, type=kind, param=param, code=getattr(error, "code", None) or code)
-    )
+    detail = ErrorDetail(message=message, type=kind, param=param, code=getattr(error, "code", None) or code)
+    return ErrorBody(error=detail, message=message, type=kind, param=param, code=error.status_code)
 
 
 def error_response(error: HTTPException) -> Response:

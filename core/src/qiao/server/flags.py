@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -111,9 +112,9 @@ def file_values(content: Mapping[str, Any]) -> dict[str, Any]:
     return reader.values
 
 
-def engine_values(argv: Sequence[str]) -> dict[str, Any]:
-    """The fields of ``EngineArgs`` that ``argv``, flags alone, sets. Raises as ``parse``."""
-    reader = _Reader({name: flag for name, flag in flags().items() if flag.owner is EngineArgs})
+def values_of(owner: type, argv: Sequence[str]) -> dict[str, Any]:
+    """The fields of ``EngineArgs`` or ``ServerArgs`` that ``argv``, flags of it alone, sets. Raises as ``parse``."""
+    reader = _Reader({name: flag for name, flag in flags().items() if flag.owner is owner})
     reader.read(argv)
     return reader.values
 
@@ -181,7 +182,7 @@ class _Reader:
         elif isinstance(value, list):
             self._take(option, [str(one) for one in value], [])
         elif value is not None:
-            self._take(option, [str(value)], [])
+            self._take(option, [json.dumps(value) if isinstance(value, dict) else str(value)], [])
 
     def _take(self, option: str, inline: list[str] | None, ahead: list[str]) -> int:
         """Take one flag; the number of following words that it used."""

@@ -18,6 +18,7 @@ from qiao.server.args import ServerArgs
 from qiao.server.auditing import Auditor
 from qiao.server.call import Call, current_call
 from qiao.server.errors import ApiError
+from qiao.server.responses.service import Responses
 from qiao.server.setup import ModelSpec
 from qiao.server.state import ServerState
 
@@ -40,6 +41,7 @@ class Fleet:
     server_args: ServerArgs
     tenants: Tenants
     load: Load
+    responses: Responses
     auditor: Auditor | None = None
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     defaults: Mapping[str, object] = field(default_factory=dict)

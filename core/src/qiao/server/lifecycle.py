@@ -73,6 +73,7 @@ class _Server:
             try:
                 await self._http.serve(sockets=[listener])
             finally:
+                await fleet.responses.close()
                 await upkeep.stop()
                 if fleet.auditor is not None:
                     await asyncio.to_thread(fleet.auditor.log.close)

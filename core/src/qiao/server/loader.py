@@ -17,8 +17,11 @@ from qiao.frontend import Frontend, TextFiles
 from qiao.loading.heap import give_back
 from qiao.observability.metrics import Metrics
 from qiao.server.access import Tenants
+from qiao.server.args import ServerArgs
 from qiao.server.auditing import Auditor
 from qiao.server.fleet import Fleet, Load
+from qiao.server.responses.service import Responses
+from qiao.server.responses.store import OFF, Bounds, ResponseStore
 from qiao.server.setup import ModelSpec, Setup
 from qiao.server.state import ServerState
 from qiao.tenants import KeyStore
@@ -152,4 +155,13 @@ def make_fleet(setup: Setup, load: Load) -> Fleet:
     if server.audit_log is not None:
         auditor = Auditor.open(server.audit_log, server.audit_content, server.audit_redact, server.audit_max_bytes)
     aliases = {alias.name: alias for alias in setup.aliases}
-    return Fleet(server, tenants, load, auditor, aliases=aliases, defaults=setup.defaults)
+    responses = Responses(response_store(server))
+    return Fleet(server, tenants, load, responses, auditor, aliases=aliases, defaults=setup.defaults)
+
+
+def response_store(server: ServerArgs) -> ResponseStore | None:
+    """Where responses are kept; None where they are not. Raises ``ParameterError``."""
+    if server.responses_db == OFF:
+        return None
+    bounds = Bounds(server.responses_max_count, server.responses_max_age, server.responses_max_bytes)
+    return ResponseStore(server.responses_db, bounds)

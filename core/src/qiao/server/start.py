@@ -36,6 +36,10 @@ def serve(setup: Setup, options: HostOptions | None = None) -> int:
 
         KeyStore(server.keys).check()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server's loop reads the keys again at one
+    if server.responses_db not in ("memory", "off"):
+        from qiao.server.responses.store import Bounds, ResponseStore
+
+        ResponseStore(server.responses_db, Bounds(1, 1.0, 1)).close()  # before loading, as with the port
     options = options or HostOptions(log_level=server.uvicorn_log_level, log_json=server.log_json)
     listener = bind(server)  # before loading: a port in use should not cost minutes
     for number in (signal.SIGTERM, signal.SIGINT):

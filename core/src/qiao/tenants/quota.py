@@ -105,6 +105,10 @@ class TenantQuota:
             bucket.take(1.0)
         self.running += 1
 
+    def hold(self) -> None:
+        """A request that has begun goes on without its client; another ``end`` is due."""
+        self.running += 1
+
     def end(self) -> None:
         """A request is over."""
         self.running -= 1

@@ -21,6 +21,7 @@ class PoolingFields(Body):
     user: str | None = None
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
     priority: int = Field(default=0, ge=-(2**63), lt=2**63)
+    deadline_ms: float | None = Field(default=None, gt=0, le=86_400_000)
     request_id: str | None = Field(default=None, min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")
     cache_salt: str = Field(default="", max_length=1024)
     add_special_tokens: bool = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel
 
 
@@ -15,6 +17,11 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """OpenAI's envelope."""
+    """OpenAI's envelope, and beside it the flat error of vLLM before 0.10, whose ``code`` is the status."""
 
     error: ErrorDetail
+    object: Literal["error"] = "error"
+    message: str
+    type: str
+    param: str | None
+    code: int

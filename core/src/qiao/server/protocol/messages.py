@@ -32,7 +32,7 @@ class CountRequest(Body):
 class MessagesRequest(CountRequest):
     """``stop_sequences`` are stop strings; ``thinking`` switches the reasoning of models whose template can.
 
-    ``priority`` and ``cache_salt`` are those of the other routes.
+    ``priority``, ``deadline_ms`` and ``cache_salt`` are those of the other routes.
     """
 
     max_tokens: int = Field(ge=1)
@@ -43,6 +43,7 @@ class MessagesRequest(CountRequest):
     stream: bool = False
     metadata: dict[str, Any] | None = None
     priority: int = Field(default=0, ge=-(2**63), lt=2**63)
+    deadline_ms: float | None = Field(default=None, gt=0, le=86_400_000)
     cache_salt: str = Field(default="", max_length=1024)
 
     @property

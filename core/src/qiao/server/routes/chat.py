@@ -96,6 +96,11 @@ class ChatCall:
         echoes = body.echo and last.role == self._role and isinstance(last.content, str)
         self._echo = str(last.content) if echoes else ""
 
+    @property
+    def id(self) -> str:
+        """The id of the answer."""
+        return str(self._base["id"])
+
     async def request(self) -> EngineRequest:
         """The conversation through the template and the tokeniser."""
         await self._state.check_grammar(self._plan.constraint)

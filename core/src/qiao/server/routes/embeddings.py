@@ -26,7 +26,7 @@ from qiao.server.protocol.embeddings import (
     ScoreRequest,
     ScoreResponse,
 )
-from qiao.server.routes.shared import ERRORS, public_id
+from qiao.server.routes.shared import ERRORS, limit_wait, public_id
 from qiao.server.state import ServerState
 from qiao.server.streaming import unless_gone
 
@@ -99,6 +99,7 @@ async def rerank_v2(body: RerankRequest, request: Request) -> Response:
 
 
 def _open(request: Request, body: PoolingFields, prefix: str) -> tuple[ServerState, str, str]:
+    limit_wait(body)
     state, model = open_model(request, body.model, body.user)
     return state, model, public_id(prefix, body, request)
 

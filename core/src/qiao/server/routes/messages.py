@@ -19,7 +19,7 @@ from qiao.server.errors import error_body, to_api_error, validation_error
 from qiao.server.fleet import open_model
 from qiao.server.protocol.messages import CountRequest, MessagesRequest, MessagesResponse, TokenCount
 from qiao.server.routes.chat import ChatCall
-from qiao.server.routes.shared import ERRORS
+from qiao.server.routes.shared import ERRORS, limit_wait
 from qiao.server.streaming import stream_answer, unless_gone
 
 
@@ -50,6 +50,7 @@ router = APIRouter(route_class=AnthropicRoute)
 @router.post("/v1/messages", response_model=MessagesResponse, responses=ERRORS)
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation, as Anthropic's API does."""
+    limit_wait(body)
     state, model = open_model(request, body.model, body.user)
     call_id = f"msg_{uuid.uuid4().hex}"
     call = ChatCall(state, messages.chat_request(body), model, call_id)

@@ -14,7 +14,7 @@ from qiao.outputs import CompletionOutput, RequestOutput
 from qiao.sampling_params import SamplingParams
 from qiao.server.call import current_call
 from qiao.server.middleware import clean_request_id
-from qiao.server.protocol.common import FinishReason, PromptTokensDetails, SamplingFields, StreamOptions, Usage
+from qiao.server.protocol.common import FinishReason, PromptTokensDetails, StreamOptions, Usage
 from qiao.server.protocol.errors import ErrorBody
 from qiao.server.state import ServerState
 
@@ -50,7 +50,16 @@ def public_id(prefix: str, body: HasRequestId, request: Request) -> str:
     return f"{prefix}-{own or uuid.uuid4().hex}"
 
 
-def limit_wait(body: SamplingFields) -> None:
+class HasDeadline(Protocol):
+    """A body that may say how long its request may wait."""
+
+    @property
+    def deadline_ms(self) -> float | None:
+        """Milliseconds."""
+        ...
+
+
+def limit_wait(body: HasDeadline) -> None:
     """``deadline_ms`` of the body, into the call."""
     current_call().limit_wait(None if body.deadline_ms is None else body.deadline_ms / 1000.0)
 
