@@ -49,6 +49,11 @@ conformance: setup ## the conformance kit on every plugin here; renews their cov
 	$(BIN)/python -m tools.kernels
 	$(BIN)/python -m tools.docs
 
+compat: setup ## other people's clients and test suites (langchain, litellm, lm-eval, schemathesis, the OpenAI SDK's own tests)
+	@echo "installing the packages of requirements/compat.txt beside the others"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/compat.txt -c requirements/dev.txt
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest tests/compat -m "compat or not compat" $(ARGS)
+
 acceptance-vendors: setup ## the demo model served on each vendor's stand-in device, against the CPU's tokens (some minutes)
 	@set -e; for file in plugins-*/acceptance.py; do $(BIN)/python $$file --model $(MODEL) --json $${file%.py}.json $(ARGS); done
 	$(BIN)/python -m tools.docs
