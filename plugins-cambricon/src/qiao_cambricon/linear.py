@@ -71,12 +71,13 @@ def _nibbles(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _dequantized(tensors: Tensors, info: WeightInfo) -> torch.Tensor:
-    """[O, I] in the scales' dtype, the columns in the order of the inputs."""
-    columns = info.in_features // tensors["scale"].shape[1]
+    """[O, I] in the scales' dtype, the columns in the order of the inputs; the last group may be short."""
+    size = info.group_size if tensors["scale"].shape[1] > 1 else info.in_features
     value = tensors["weight"].float()
     if "zero" in tensors:
-        value = value - tensors["zero"].float().repeat_interleave(columns, 1)
-    value = (value * tensors["scale"].float().repeat_interleave(columns, 1)).to(tensors["scale"].dtype)
+        value = value - tensors["zero"].float().repeat_interleave(size, 1)[:, : info.in_features]
+    scale = tensors["scale"].float().repeat_interleave(size, 1)[:, : info.in_features]
+    value = (value * scale).to(tensors["scale"].dtype)
     if "perm" not in tensors:
         return value
     ordered = torch.empty_like(value)
