@@ -121,7 +121,7 @@ def metrics_page() -> str:
     from qiao.engine.request import EngineStats, FallbackCount
     from qiao.observability.metrics import Metrics, ServerMetrics
 
-    stats = EngineStats(utilization=0.0, prompt_budget=0, fallbacks=[FallbackCount("attention")])
+    stats = EngineStats(utilization=0.0, prompt_budget=0, fallbacks=[FallbackCount("attention")], running_adapters=[])
     metrics = ServerMetrics()
     metrics.models["m"] = Metrics("m", lambda: [stats], max_model_len=2048, cache_info={"block_size": "16"})
     text, _ = metrics.render()

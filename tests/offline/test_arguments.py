@@ -51,7 +51,7 @@ def test_arguments_without_meaning_are_accepted_with_a_warning(caplog: pytest.Lo
     "given",
     [
         {"tensor_parallel_size": 2},
-        {"enable_lora": True},
+        {"enable_sleep_mode": True},
         {"kv_cache_dtype": "fp8"},
         {"runner": "draft"},
         {"logits_processors": ["x"]},
@@ -62,7 +62,7 @@ def test_what_would_change_answers_is_refused_and_its_neutral_value_is_not(given
     name = next(iter(given))
     with pytest.raises(UsageError, match=f"{name}.*not supported"):
         engine_args("m", given)
-    neutral = {"tensor_parallel_size": 1, "enable_lora": False, "kv_cache_dtype": "auto", "runner": "auto"}
+    neutral = {"tensor_parallel_size": 1, "enable_sleep_mode": False, "kv_cache_dtype": "auto", "runner": "auto"}
     engine_args("m", {key: value for key, value in neutral.items() if key == name})
 
 

@@ -91,9 +91,9 @@ def test_old_and_foreign_flags() -> None:
 
 
 def test_switches_with_one_position() -> None:
-    parsed = parse(["--no-enable-lora", "M", "--skip-tokenizer-init=false", "--no-async-scheduling"])
+    parsed = parse(["--no-enable-sleep-mode", "M", "--skip-tokenizer-init=false", "--no-async-scheduling"])
     assert parsed.engine.model == "M" and len(parsed.notes) == 1
-    for argv in (["--enable-lora"], ["--enable-expert-parallel=true"]):
+    for argv in (["--enable-sleep-mode"], ["--enable-expert-parallel=true"]):
         with pytest.raises(ParameterError, match=f"{argv[0].partition('=')[0]}: only false is possible"):
             parse(["M", *argv])
     with pytest.raises(ParameterError, match="--no-nnodes: is not a flag"):
@@ -185,3 +185,14 @@ def test_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QIAO_API_KEY", "")
     with pytest.raises(ParameterError, match="QIAO_API_KEY: is set but empty"):
         parse(["M"])
+
+
+def test_adapters_in_every_spelling(tmp_path: Path) -> None:
+    two = '{"name": "b", "path": "/b"}'
+    parsed = parse(
+        ["M", "--enable-lora", "--lora-modules", "a=/a", two, "--max-loras", "2", "--max-cpu-loras", "4"]
+    ).engine
+    assert (parsed.enable_lora, parsed.lora_modules, parsed.max_loras) == (True, ("a=/a", two), 2)
+    file = tmp_path / "serve.yaml"
+    file.write_text("enable-lora: true\nlora-modules:\n- a=/a\n- name: b\n  path: /b\n")
+    assert parse(["M", "--config", str(file)]).engine.lora_modules == ("a=/a", two)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import yaml
 from qiao.errors import ParameterError
+from qiao.lora.request import RUNTIME_VARIABLES
 from qiao.server.aliases import Alias
 from qiao.server.flags import parse
 
@@ -199,7 +200,60 @@ def test_models_are_loaded_and_unloaded_by_the_administrator_alone(fleet: Runnin
     assert http.put("/admin/aliases/one", json={"weights": {"two": 1}}).status_code == 409
 
 
+@pytest.fixture(scope="module")
+def adapters(rand_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, Path]]:
+    """Two models with an adapter each, one without, and the folder of the adapters."""
+    folder = tmp_path_factory.mktemp("adapters")
+    for name in ("a", "b", "c"):
+        (folder / name).mkdir()
+        (folder / name / "answer").write_text(f"adapter {name}")
+    models = [
+        entry(rand_folder, "one", "eins", **{"enable-lora": True, "lora-modules": [f"a={folder / 'a'}"]}),
+        entry(rand_folder, "two", "zwei", **{"enable-lora": True, "lora-modules": [f"b={folder / 'b'}"]}),
+        entry(rand_folder, "three", "drei"),
+    ]
+    content = {"max-model-len": 512, "admin-key": "ADMIN", "models": models, "aliases": {"best": "b"}}
+    (folder / "qiao.yaml").write_text(yaml.safe_dump(content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUNTIME_VARIABLES[0], "1")
+        with started(["--config", str(folder / "qiao.yaml")], "tests.support.server") as running:
+            yield running, folder
+
+
+def test_adapters_belong_to_one_of_the_models(adapters: tuple[RunningServer, Path]) -> None:
+    running, folder = adapters
+    listed = {card.id: card.parent for card in running.openai().models.list().data}
+    assert listed == {"one": None, "a": "one", "two": None, "b": "two", "three": None, "best": None}
+    wanted = {"one": "eins", "a": "adapter a", "two": "zwei", "b": "adapter b", "three": "drei"}
+    assert {name: ask(running, name)["choices"][0]["text"] for name in wanted} == wanted
+    through = ask(running, "best")
+    assert (through["model"], through["choices"][0]["text"]) == ("b", "adapter b")
+
+    def change(what: str, **body: str) -> tuple[int, str]:
+        answer = running.http().post(f"/v1/{what}_lora_adapter", json=body)
+        return answer.status_code, answer.text
+
+    new = {"lora_name": "c", "lora_path": str(folder / "c")}
+    status, message = change("load", **new)
+    assert (status, "one, two" in message) == (400, True), "which model?"
+    status, message = change("load", **new, base_model_name="three")
+    assert (status, "--enable-lora" in message) == (400, True)
+    for name in ("three", "a", "best"):
+        assert change("load", **{**new, "lora_name": name}, base_model_name="two")[0] == 400, name
+    assert change("load", **new, base_model_name="two")[0] == 200
+    assert ask(running, "c")["choices"][0]["text"] == "adapter c"
+    assert running.openai().models.retrieve("c").parent == "two"
+    with running.http(headers=ADMIN) as http:
+        taken = entry(folder, "four", "vier", **{"enable-lora": True, "lora-modules": [f"c={folder / 'c'}"]})
+        assert http.post("/admin/models", json=taken).json()["error"]["code"] == "name_taken"
+        assert http.put("/admin/aliases/c", json={"weights": {"one": 1}}).status_code == 409
+    assert change("unload", lora_name="c")[0] == 200
+    assert running.http().post("/v1/completions", json={"model": "c", "prompt": "x"}).status_code == 404
+    assert change("unload", lora_name="c")[0] == 404
+
+
 MODEL = {"name": "a", "model": "M", "memory": 0.4}
+LORA = {"enable-lora": True, "lora-modules": ["x=/x"]}
 
 
 @pytest.mark.parametrize(
@@ -216,6 +270,11 @@ MODEL = {"name": "a", "model": "M", "memory": 0.4}
         ({"models": [MODEL, MODEL]}, "models[1].name"),
         ({"models": [MODEL, {"name": "b", "model": "M"}]}, "models[1].memory"),
         ({"models": [MODEL, {**MODEL, "name": "b", "memory": 0.7}]}, "models[1].memory"),
+        ({"models": [MODEL, {**MODEL, "name": "b", "lora-modules": ["x=/x"]}]}, "models[1].lora_modules"),
+        ({"models": [MODEL, {**MODEL, **LORA, "name": "x"}]}, "models[1].lora_modules"),
+        ({"models": [{**MODEL, **LORA}, {**MODEL, **LORA, "name": "b"}]}, "models[1].lora-modules"),
+        ({"models": [{**MODEL, **LORA}, {**MODEL, "name": "x"}]}, "models[1].name"),
+        ({"models": [{**MODEL, **LORA}], "aliases": {"x": "a"}}, "aliases.x"),
         ({"models": [MODEL], "aliases": {"a": "a"}}, "aliases.a"),
         ({"models": [MODEL], "aliases": {"c": "b"}}, "aliases.c"),
         ({"models": [MODEL], "aliases": {"c": {"weights": {"a": -1}}}}, "aliases.c.weights.a"),

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,12 +16,14 @@ from fastapi.routing import APIRoute
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo
 from qiao.frontend import Frontend
+from qiao.lora.request import RUNTIME_VARIABLES
 from qiao.server.access import PUBLIC_PATHS
 from qiao.server.app import create_app
 from qiao.server.args import ServerArgs
 from qiao.server.loader import make_fleet, make_state
 from qiao.server.setup import ModelSpec, Setup
 from qiao.server.state import ServerState
+from qiao.tenants import KeyStore, Tenant
 from qiao.transport import EngineClient, EnginePool, EngineState
 from qiao.transport.process import HostOptions, LocalSource
 from transformers import AutoTokenizer
@@ -249,6 +252,32 @@ def test_a_hostile_template_is_a_4xx_and_the_server_goes_on(template: str) -> No
     assert 400 <= bad.status_code < 500, bad.text
     assert "uid=" not in bad.text
     assert health.status_code == 200
+
+
+def test_adapters_come_and_go_only_where_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path is read with the server's rights: closed by default, and to tenants always."""
+    store = KeyStore(tmp_path / "keys.db")
+    store.create()
+    store.put_tenant(Tenant(name="acme"))
+    tenant = {"Authorization": f"Bearer {store.add_key('acme').text}"}
+    made = app(api_key=(KEY,), keys=str(store.path))
+
+    def statuses(headers: dict[str, str]) -> list[int]:
+        body = {"lora_name": "a", "lora_path": "/etc"}
+        paths = [f"/v1/{what}_lora_adapter" for what in ("load", "unload")]
+        answers = call(made, *(lambda c, p=p: c.post(p, json=body, headers=headers) for p in paths))
+        return [answer.status_code for answer in answers]
+
+    for name in RUNTIME_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert statuses(AUTH) == statuses(tenant) == [404, 404]
+    for name in RUNTIME_VARIABLES:
+        monkeypatch.setenv(name, "0")
+        assert statuses(AUTH) == [404, 404]
+        monkeypatch.setenv(name, "1")
+        assert statuses(tenant) == [403, 403]
+        assert statuses(AUTH) == [400, 400], "the server runs without --enable-lora"
+        monkeypatch.delenv(name)
 
 
 def test_documents_can_be_turned_off() -> None:

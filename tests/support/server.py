@@ -27,7 +27,8 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput, TokenLogprobs
-from qiao.errors import ModelError, OverloadedError
+from qiao.errors import ModelError, OverloadedError, ParameterError
+from qiao.lora.request import LoRARequest
 from qiao.transport import host
 
 EOS = 257
@@ -43,6 +44,25 @@ FULL = 304
 """A prompt with this id is refused as if the queue were full."""
 
 
+class ScriptedAdapters:
+    """LoRA adapters whose file ``answer`` is the answer to any prompt."""
+
+    def __init__(self) -> None:
+        self.answers: dict[int, bytes] = {}
+
+    def read(self, request: LoRARequest) -> bytes:
+        try:
+            return (Path(request.lora_path) / "answer").read_bytes()
+        except OSError:
+            raise ModelError(f"{request.lora_path}: no such folder") from None
+
+    def add(self, request: LoRARequest, file: bytes) -> None:
+        self.answers[request.lora_int_id] = file
+
+    def remove(self, number: int) -> None:
+        self.answers.pop(number, None)
+
+
 class ScriptedEngine:
     """One token a step for every sequence of every request."""
 
@@ -52,6 +72,7 @@ class ScriptedEngine:
         self.texts = {name: text.encode() for name, text in args.hf_overrides.get("texts", {}).items()}
         self.pause = float(args.hf_overrides.get("pause", 0.0))
         self.limit = args.max_num_seqs
+        self.adapters = ScriptedAdapters()
         self.requests: dict[str, EngineRequest] = {}
         self.made: dict[tuple[str, int], list[int]] = {}
         self.totals = EngineStats(kv_blocks_total=100)
@@ -63,6 +84,8 @@ class ScriptedEngine:
             raise ZeroDivisionError("a bug in the engine")
         if DIE in request.prompt_token_ids:
             os.kill(os.getpid(), signal.SIGKILL)
+        if request.adapter and request.adapter not in self.adapters.answers:
+            raise ParameterError("lora_request", f"no adapter {request.adapter}")
         self.requests[request.request_id] = request
         self.totals.prompt_tokens += len(request.prompt_token_ids)
         for index in range(request.params.n):
@@ -95,7 +118,7 @@ class ScriptedEngine:
             self.abort([request_id])
             return SequenceOutput(request_id=request_id, finish_reason="error", error="operator attention raised: boom")
         made, params = self.made[request_id, index], request.params
-        text = self.texts.get(request.cache_salt)
+        text = self.adapters.answers.get(request.adapter, self.texts.get(request.cache_salt))
         if text is not None and text[len(made) : len(made) + 1] == FAULTY:
             self.abort([request_id])
             return SequenceOutput(request_id=request_id, finish_reason="error", error="operator attention raised: boom")

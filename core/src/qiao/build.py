@@ -19,6 +19,7 @@ from qiao.config import EngineArgs, SpeculativeConfig, dtype_name
 from qiao.contract import Capabilities, ModelShape
 from qiao.devices import HOST
 from qiao.engine import Engine, EngineConfig
+from qiao.engine.adapters import AdapterPool
 from qiao.engine.drafting import DraftParts
 from qiao.engine.grammars import Vocabulary
 from qiao.engine.memory import KVSize, gib, memory_limit, size_kv
@@ -37,9 +38,12 @@ from qiao.loading import (
     resolve,
 )
 from qiao.loading.heap import freed_at_once
+from qiao.loading.lora import read_adapter
 from qiao.loading.packed_cache import PackedCache, cache_folder, code_identity, source_identity
 from qiao.loading.weights import weight_files
+from qiao.lora.request import parse_modules
 from qiao.models import create, describe, has_family
+from qiao.models.adapters import ModelAdapters, adapter_bytes, with_adapters
 from qiao.models.base import Model
 from qiao.models.packing import load_kept
 from qiao.models.settings import Settings
@@ -87,6 +91,7 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
     draft = _place_draft(args, backend, counters, placed, wanted)
     others = _used_by_others(args, ops)
     model = _load(placed, backend)
+    adapters = load_adapters(args, model, ops)
     parts = None if draft is None else DraftParts(_load(draft, backend), draft.ops, dtype_of(draft.shape.cache_dtype))
     kv_dtype = dtype_of(shape.cache_dtype)
     size = _size_cache(placed, draft, wanted, others)
@@ -96,7 +101,7 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
     settings = replace(settings, kv_offloading=_offloading(placed, draft, backend))
     ends = eos_token_ids(_end_of(placed.config))
     vocabulary = partial(read_vocabulary, args, shape.vocab_size, ends)
-    engine = Engine(model, ops, settings, _counts(counters), vocabulary=vocabulary, draft=parts)
+    engine = Engine(model, ops, settings, _counts(counters), vocabulary=vocabulary, draft=parts, adapters=adapters)
     info = EngineInfo(
         device=plan.device,
         max_model_len=max_model_len,
@@ -135,6 +140,8 @@ def _place_model(args: EngineArgs, backend: Backend, counters: FallbackCounters)
     shape = shape_for(config, args.dtype, backend.capabilities, quantized)
     if args.kv_cache_dtype != "auto":
         shape = replace(shape, kv_dtype=args.kv_cache_dtype)
+    if args.enable_lora:
+        shape = with_adapters(shape, args.max_loras, args.max_lora_rank)
     plan, ops = place(shape, backend, args, counters)
     return _Placed(args, files, config, quantized, shape, plan, ops)
 
@@ -158,6 +165,8 @@ def _place_draft(
         load_format="auto",
         quantization=None,
         hf_overrides={},
+        enable_lora=False,
+        lora_modules=(),
         max_model_len=context,
         block_size=main.plan.block_size,
     )
@@ -169,6 +178,20 @@ def _place_draft(
             f"{main.shape.vocab_size}; take a model of the same family",
         )
     return draft
+
+
+def load_adapters(args: EngineArgs, model: Model, ops: OpTable) -> AdapterPool | None:
+    """The LoRA adapters from the start, and room for more; None where they are not enabled.
+
+    Raises ``ModelError`` for bad files, and for a model that takes no adapters.
+    """
+    if not args.enable_lora:
+        return None
+    read = partial(read_adapter, max_rank=args.max_lora_rank, download_dir=args.download_dir)
+    pool = AdapterPool(ModelAdapters(model, ops), read)
+    for one in parse_modules(args.lora_modules):
+        pool.add(one)
+    return pool
 
 
 def read_vocabulary(args: EngineArgs, vocab_size: int, ends: Sequence[int]) -> Vocabulary:
@@ -385,7 +408,7 @@ def _size_cache(placed: _Placed, draft: _Placed | None, context: int, others: in
         free=free,
         source=source,
         utilization=share,
-        reserve=_activation_bytes(args, shape, dtype) if ops.kv_device == ops.device else 0,
+        reserve=_reserve(args, shape, dtype, ops),
         block_size=plan.block_size,
         element_size=dtype.itemsize,
         max_model_len=context,
@@ -418,6 +441,13 @@ def _memory(args: EngineArgs, ops: OpTable) -> tuple[int, int, str, float]:
     if share is None:  # a share of what is free, since other programs live on the host too
         return limit.free, limit.free, limit.explanation, HOST_SHARE
     return limit.bytes, limit.free, limit.explanation, share
+
+
+def _reserve(args: EngineArgs, shape: ModelShape, dtype: torch.dtype, ops: OpTable) -> int:
+    """Bytes to keep free where the cache lies: a step's working memory, and LoRA adapters that may still come."""
+    working = _activation_bytes(args, shape, dtype) if ops.kv_device == ops.device else 0
+    beside = shape.max_loras > 0 and ops.matmul["dense"].device == ops.kv_device
+    return working + (adapter_bytes(shape) if beside else 0)
 
 
 def _activation_bytes(args: EngineArgs, shape: ModelShape, dtype: torch.dtype) -> int:
@@ -466,6 +496,7 @@ def _engine_config(
         prompt_lookup_min=ahead.prompt_lookup_min,
         prompt_lookup_max=ahead.prompt_lookup_max,
         most_drafting=ahead.disable_by_batch_size or args.max_num_seqs,
+        max_loras=args.max_loras if args.enable_lora else 0,
     )
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from qiao.errors import ParameterError
+from qiao.lora.request import parse_modules
 
-_POSITIVE = ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs")
+_POSITIVE = ("max_num_seqs", "max_num_batched_tokens", "max_num_queued_reqs", "max_loras", "max_lora_rank")
 _OPTIONAL_POSITIVE = ("block_size", "max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "threads")
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _OTHER_NAMES = {"half": "float16", "float": "float32"}
@@ -101,6 +102,8 @@ class EngineArgs:
     while better ones pass them by.
     ``packed_cache`` is the folder of packed weights, or ``off``; None is the variable ``QIAO_PACKED_CACHE``, else
     ``~/.cache/qiao/packed``.
+    ``lora_modules`` are LoRA adapters that are there from the start (see ``qiao.lora.request.parse_modules``); a step
+    mixes at most ``max_loras``, of at most ``max_lora_rank``.
     ``block_size`` in tokens; None takes what the device allows nearest to 16. ``kv_cache_dtype``: see ``KV_DTYPES``,
     ``auto`` is the model's own. ``kv_offloading_size`` are GiB of host memory for what the prefix cache evicts, and
     ``kv_offloading_path`` a folder with ``kv_offloading_disk_size`` GiB behind it; None for neither.
@@ -152,6 +155,10 @@ class EngineArgs:
     enforce_eager: bool = False
     threads: int | None = None
     packed_cache: str | None = None
+    enable_lora: bool = False
+    lora_modules: tuple[str, ...] = ()
+    max_loras: int = 8
+    max_lora_rank: int = 16
     check_integrity: bool = False
 
     def __post_init__(self) -> None:
@@ -189,12 +196,21 @@ class EngineArgs:
         self._check_kv_dtype()
         self._check_offloading()
         SpeculativeConfig.parse(self.speculative_config)
+        self._check_adapters()
         if not self.enable_chunked_prefill and self.max_model_len and self.max_num_batched_tokens < self.max_model_len:
             raise ParameterError(
                 "max_num_batched_tokens",
                 f"without chunked prefill it must be at least max_model_len ({self.max_model_len}), "
                 f"got {self.max_num_batched_tokens}",
             )
+
+    def _check_adapters(self) -> None:
+        adapters = parse_modules(self.lora_modules)
+        if adapters and not self.enable_lora:
+            raise ParameterError("lora_modules", "needs enable_lora; add --enable-lora")
+        for one in adapters:
+            if one.lora_name in (self.served_model_name or (self.model,)):
+                raise ParameterError("lora_modules", f"{one.lora_name!r} is the name of the model itself")
 
     def _check_kv_dtype(self) -> None:
         name = self.kv_cache_dtype

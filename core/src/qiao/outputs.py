@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qiao.lora.request import LoRARequest
 
 
 @dataclass(slots=True)
@@ -49,7 +53,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """All of one request. ``prompt_logprobs`` has one entry per prompt token, the first None."""
+    """All of one request. ``prompt_logprobs`` has one entry per prompt token, the first None.
+
+    ``lora_request`` is the adapter that ``LLM`` was asked for.
+    """
 
     request_id: str
     prompt: str | None
@@ -60,6 +67,7 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     num_cached_tokens: int | None = None
     error: str | None = None
+    lora_request: LoRARequest | None = None
 
 
 @dataclass(slots=True)

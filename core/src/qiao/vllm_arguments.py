@@ -58,7 +58,6 @@ class Only:
 
 
 _ONE_DEVICE = "one device a server for now"
-_NO_LORA = "LoRA adapters are not supported yet"
 _NOT_YET = "it would change answers and is not supported yet"
 
 FIXED: Mapping[str, Only] = MappingProxyType(
@@ -71,7 +70,6 @@ FIXED: Mapping[str, Only] = MappingProxyType(
         "api_server_count": Only((1,), "one front end for now"),
         "nnodes": Only((1,), "one machine for now"),
         "cpu_offload_gb": Only((0,), "weights are not offloaded"),
-        "enable_lora": Only((False,), _NO_LORA),
         "kv_offloading_backend": Only(("native", None), "blocks are kept in this process's memory and in files"),
         "kv_transfer_config": Only((None,), "caches are not transferred between servers"),
         "logits_processors": Only((None, []), _NOT_YET),
@@ -110,8 +108,6 @@ IGNORED: Mapping[str, bool] = MappingProxyType(
         "hf_token": True,
         "max_cpu_loras": True,
         "max_log_len": True,
-        "max_lora_rank": True,
-        "max_loras": True,
         "max_seq_len_to_capture": True,
         "mm_processor_kwargs": True,
         "num_scheduler_steps": True,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ENGINE = (
     *("device", "fallback", "fallback_budget", "drop", "dtype", "quantization", "kv_cache_dtype", "block_size"),
-    *("revision", "hf_overrides"),
+    *("revision", "hf_overrides", "enable_lora", "max_loras", "max_lora_rank"),
 )
 """What ``serve`` takes that changes a plan."""
 
@@ -82,6 +82,7 @@ def read_shape(args: EngineArgs) -> tuple[ModelShape, str]:
     not.
     """
     from qiao.models import describe
+    from qiao.models.adapters import with_adapters
 
     config, files = _read_model(args)
     config = {**config, **args.hf_overrides}
@@ -92,7 +93,11 @@ def read_shape(args: EngineArgs) -> tuple[ModelShape, str]:
         shape, assumption = _all_quantized(describe(config), method)
     if args.dtype != "auto":
         shape = replace(shape, dtype=dtype_name(args.dtype))
-    return shape if args.kv_cache_dtype == "auto" else replace(shape, kv_dtype=args.kv_cache_dtype), assumption
+    if args.kv_cache_dtype != "auto":
+        shape = replace(shape, kv_dtype=args.kv_cache_dtype)
+    if args.enable_lora:
+        shape = with_adapters(shape, args.max_loras, args.max_lora_rank)
+    return shape, assumption
 
 
 def _read_model(args: EngineArgs) -> tuple[dict[str, Any], ModelFiles | None]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class LinearShape:
     """``count`` linear layers [out_features, in_features] of one scheme; ``rows`` is what they are applied to.
 
-    ``rows`` is ``"T"`` (each token), ``"N"`` (wanted logits rows only: the head) or ``"X"`` (tokens routed to an
-    expert: T times ``experts_per_token``, spread over ``count`` calls). ``group_size`` inputs of a quantized weight
+    ``rows`` is ``"T"`` (each token), ``"N"`` (wanted logits rows only: the head), ``"X"`` (tokens routed to an
+    expert: T times ``experts_per_token``, spread over ``count`` calls) or ``"L"`` (tokens with a LoRA adapter, in one
+    call for each of at most ``max_loras``). ``group_size`` inputs of a quantized weight
     share a scale, -1 means all.
     """
 
@@ -41,7 +42,7 @@ class ModelShape:
     """A decoder as the plan sees it, read from its config alone.
 
     ``fused_calls`` counts per step how often each light operator runs, by hook name. ``kv_dtype`` is the cache's where
-    the user chose another than the model's own.
+    the user chose another than the model's own. ``max_loras`` is how many LoRA adapters a step may mix, 0 without any.
     """
 
     architecture: str
@@ -54,6 +55,7 @@ class ModelShape:
     fused_calls: tuple[tuple[str, int], ...] = ()
     experts_per_token: int = 0
     kv_dtype: str = ""
+    max_loras: int = 0
 
     @property
     def cache_dtype(self) -> str:

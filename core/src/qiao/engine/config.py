@@ -34,7 +34,8 @@ class EngineConfig:
     decode steps. A draft has at most ``num_speculative_tokens`` tokens (0: there are none), from a draft model where
     the engine is given one, else from what followed an earlier occurrence of the last ``prompt_lookup_min`` to
     ``prompt_lookup_max`` tokens; nobody drafts while more than ``most_drafting`` answers run. ``kv_offloading`` is
-    where evicted blocks of the prefix cache are kept, None for nowhere.
+    where evicted blocks of the prefix cache are kept, None for nowhere. A step mixes at most ``max_loras`` LoRA
+    adapters; 0 means that there are none.
 
     Raises ``ParameterError`` naming the field.
     """
@@ -61,6 +62,7 @@ class EngineConfig:
     prompt_lookup_max: int = 5
     most_drafting: int = 1 << 30
     kv_offloading: OffloadSizes | None = None
+    max_loras: int = 0
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:

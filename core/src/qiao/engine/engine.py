@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 import numpy as np
 import torch
 
+from qiao.engine.adapters import NOT_ENABLED, AdapterPool, names_of
 from qiao.engine.blocks import BlockManager
 from qiao.engine.config import EngineConfig
 from qiao.engine.draft_model import DraftModel
@@ -60,13 +61,15 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         vocabulary: Callable[[], Vocabulary] | None = None,
         draft: DraftParts | None = None,
+        adapters: AdapterPool | None = None,
     ) -> None:
         self.config = config
+        self._adapters = adapters
         self._ops = ops
         self._fallback_counts = fallback_counts
         self._clock = clock
         self._rows = RowTable(config.max_num_seqs, config.max_blocks_per_seq)
-        self._runner = Runner(model, ops, config, self._rows)
+        self._runner = Runner(model, ops, config, self._rows, adapters=adapters)
         self._drafter = self._make_drafter(draft)
         self._draft_counts = DraftCounts()
         self._offload = self._make_offload()
@@ -126,6 +129,8 @@ class Engine:
             self._scheduler.add(state.sequences[0])
         self._scheduler.shares.enter(state.account, request.params.n)
         self._requests[state.id] = state
+        if state.adapter is not None:
+            self.adapters.enter(state.adapter)
         if request.max_wait is not None:
             heappush(self._deadlines, (time.monotonic() + request.max_wait, self._arrivals, state.id))
 
@@ -135,7 +140,8 @@ class Engine:
         if request.kv_share is not None:
             cap = self.config.capped_blocks(request.kv_share)
             limit = min(limit, cap * self.config.block_size)
-        state = Request(request, self._scheduler.shares.account(request.tenant, request.weight, cap))
+        adapter = self.adapters.find(request.adapter) if request.adapter else None
+        state = Request(request, self._scheduler.shares.account(request.tenant, request.weight, cap), adapter)
         if params.max_tokens is not None:
             limit = min(limit, len(request.prompt_token_ids) + params.max_tokens)
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
@@ -350,6 +356,8 @@ class Engine:
             seq.request.unfinished -= 1
             if not seq.request.unfinished:
                 del self._requests[seq.request.id]
+                if seq.request.adapter is not None:
+                    self.adapters.leave(seq.request.adapter)
 
     def _fail(self, requests: Iterable[Request], text: str, distrusted: bool = False) -> list[SequenceOutput]:
         """End ``requests``. What is ``distrusted``, since it gave NaN, must not reach others by a prefix hit."""
@@ -439,11 +447,21 @@ class Engine:
         if self._offload is not None:
             totals.offload = self._offload.stats()
         totals.fallbacks = list(self._fallback_counts())
+        if self._adapters is not None:
+            totals.running_adapters = names_of(scheduler.running)
+            totals.waiting_adapters = names_of(scheduler.waiting.items)
         return copy(totals)
 
     def check_integrity(self) -> None:
         """Compare blocks, references and rows; when idle also that none is in use. Raises ``IntegrityError``."""
         check_scheduler(self._scheduler)
+
+    @property
+    def adapters(self) -> AdapterPool:
+        """The LoRA adapters. Raises ``ParameterError`` where they are not enabled."""
+        if self._adapters is None:
+            raise ParameterError("lora_request", NOT_ENABLED)
+        return self._adapters
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, those kept beside the device too; running sequences keep their blocks."""

@@ -1,8 +1,9 @@
 """Prefix cache: full blocks found again by their content.
 
 A block's key chains a SHA-256 digest over (parent digest, token ids); the chain starts from a digest of the tenant's
-name and salt, so tenants never share. The key also carries what was digested, and the lookup compares it, so that even
-two contents with one digest would not be confused.
+name and salt, so tenants never share, and of the LoRA adapter, whose keys and values differ from the model's. The key
+also carries what was digested, and the lookup compares it, so that even two contents with one digest would not be
+confused.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ class BlockKey(NamedTuple):
     tokens: bytes
 
 
-def root_digest(salt: str, scope: str = "") -> bytes:
-    """Start of the chain of one tenant (``scope``, without a zero byte) and one salt of its own."""
-    return sha256(b"qiao-prefix\0" + scope.encode() + b"\0" + salt.encode()).digest()
+def root_digest(salt: str, scope: str = "", adapter: bytes = b"") -> bytes:
+    """Start of the chain of one tenant (``scope``, without a zero byte), one salt of its own and one LoRA adapter.
+
+    ``adapter`` is the digest of its files, so that neither its name nor its number matters; empty for none.
+    """
+    plain = sha256(b"qiao-prefix\0" + scope.encode() + b"\0" + salt.encode()).digest()
+    return sha256(plain + adapter).digest() if adapter else plain
 
 
 def block_key(parent: bytes, tokens: Items[int]) -> BlockKey:

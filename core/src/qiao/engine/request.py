@@ -17,7 +17,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     a tenant's sequences hold at most ``kv_share`` of the cache. A request that has waited ``max_wait`` seconds in the
     engine is dropped. ``grammar`` is llguidance's, which the answer follows, from the start or once ``grammar_after``
     has appeared in it. With ``pooling`` (``last`` or ``mean``) the prompt comes back as a vector, and
-    ``params.max_tokens`` is 0.
+    ``params.max_tokens`` is 0. ``adapter`` is the number of a LoRA adapter, 0 for the model alone.
     """
 
     request_id: str
@@ -35,6 +35,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     grammar: str = ""
     grammar_after: str = ""
     pooling: str = ""
+    adapter: int = 0
 
 
 class TokenLogprobs(msgspec.Struct, omit_defaults=True):
@@ -102,7 +103,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     ``captured_steps`` of ``steps`` were replays of a recorded program; ``not_captured`` says why decode steps are not.
     ``prompt_budget`` is how many prompt tokens the last step might take, None without a TPOT target. Of ``drafts`` with
     ``draft_tokens`` in all, ``accepted_tokens`` came true; ``accepted_per_position[i]`` counts token i of a draft.
-    ``offload`` is None where evicted blocks are lost.
+    ``offload`` is None where evicted blocks are lost. ``running_adapters`` and ``waiting_adapters`` are the names of
+    the LoRA adapters that running and waiting requests use; None where adapters are not enabled.
     """
 
     running: int = 0
@@ -126,6 +128,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     accepted_tokens: int = 0
     accepted_per_position: list[int] = []
     offload: OffloadStats | None = None
+    running_adapters: list[str] | None = None
+    waiting_adapters: list[str] = []
 
 
 class EngineInfo(msgspec.Struct, kw_only=True):

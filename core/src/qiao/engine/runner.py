@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from qiao.contract import AttentionMetadata, KVCache
+from qiao.engine.adapters import AdapterPool, number_of
 from qiao.engine.batch import Batch, build_batch, place
 from qiao.engine.capture import CapturedSteps
 from qiao.engine.config import EngineConfig
@@ -28,10 +29,17 @@ class Runner:
     """
 
     def __init__(
-        self, model: Model, ops: OpTable, config: EngineConfig, rows: RowTable, sampler: Sampler | None = None
+        self,
+        model: Model,
+        ops: OpTable,
+        config: EngineConfig,
+        rows: RowTable,
+        sampler: Sampler | None = None,
+        adapters: AdapterPool | None = None,
     ) -> None:
         self.model = model
         self.ops = ops
+        self._adapters = adapters
         self._config = config
         self._rows = rows
         self.sampler = sampler or Sampler(config.max_num_seqs, config.vocab_size, ops)
@@ -62,10 +70,11 @@ class Runner:
 
     def run(self, step: Step, batch: Batch) -> Sampled:
         """Compute ``batch``, write its keys and values, sample. Raises whatever the model or an operator raises."""
-        replays = batch is self.captured.last or (batch.decode and not _scores_prompts(step))
+        adapted = batch is not self.captured.last and self._adapted(step)
+        replays = batch is self.captured.last or (batch.decode and not adapted and not _scores_prompts(step))
         found = self.captured.run(batch) if replays else None
         if found is None:
-            return self._run_eagerly(step, batch)
+            return self._run_adapted(step, batch) if adapted else self._run_eagerly(step, batch)
         if batch.takes_best is None:
             batch.takes_best = self.sampler.takes_best(batch.sampled_rows)
         if found.best is None or not batch.takes_best:
@@ -77,6 +86,18 @@ class Runner:
         ops = self.ops
         token_ids, positions = place(batch.token_ids, ops.device), place(batch.positions, ops.device)
         return self.forward(token_ids, positions, batch.metadata(ops.kv_device))
+
+    def _adapted(self, step: Step) -> bool:
+        """Whether some sequence has an adapter, which recorded programs do not know of."""
+        return self._adapters is not None and any(map(number_of, step.seqs))
+
+    def _run_adapted(self, step: Step, batch: Batch) -> Sampled:
+        assert self._adapters is not None
+        self._adapters.choose(step)
+        try:
+            return self._run_eagerly(step, batch)
+        finally:
+            self._adapters.clear()
 
     def _run_eagerly(self, step: Step, batch: Batch) -> Sampled:
         ops, model = self.ops, self.model

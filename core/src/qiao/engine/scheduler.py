@@ -86,6 +86,7 @@ class Scheduler:
         self._scheduled: dict[Sequence, int] = {}
         self._levels = config.scheduling_policy == "priority"
         self._starved = False
+        self._adapters_full = False
         self._displaced: set[Sequence] = set()
         self._watermark = max(1, config.num_blocks // 100)
 
@@ -105,6 +106,7 @@ class Scheduler:
         self._scheduled = {}
         self._starved = False
         self._drafted = False
+        self._adapters_full = False
         self._displaced = set()
         if self.waiting:
             self._promote()
@@ -199,7 +201,9 @@ class Scheduler:
         admitting = True
         while self._budget > 0:
             running = min(prompts, key=lambda seq: (rank(seq), seq.key), default=None)
-            waiting = self.waiting.next(capped) if admitting and not self._starved else None
+            waiting = self.waiting.next(capped, self._adapters_full) if admitting and not self._starved else None
+            if waiting is not None and self._lacks_adapter(waiting):
+                continue
             if waiting is not None and (running is None or rank(waiting) < rank(running)):
                 if self._over_cap(waiting):
                     capped.add(waiting.request.account)
@@ -295,6 +299,17 @@ class Scheduler:
         account = seq.request.account
         needed = self.blocks.blocks_for(len(seq.tokens))
         return account.cap is not None and account.blocks > 0 and account.blocks + needed > account.cap
+
+    def _lacks_adapter(self, seq: Sequence) -> bool:
+        """Whether ``seq``, who is next, has to wait until another LoRA adapter is out of use.
+
+        Once one waits, nobody else starts with an adapter in this step, whichever it is: else requests that keep coming
+        for the running ones would keep it waiting for ever.
+        """
+        if seq.request.adapter is not None:
+            running = {one.request.adapter for one in self.running if one.request.adapter is not None}
+            self._adapters_full = seq.request.adapter not in running and len(running) >= self.config.max_loras
+        return self._adapters_full and seq.request.adapter is not None
 
     def _admit(self, seq: Sequence) -> bool:
         """Start the waiting ``seq``; False where there is no room for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,15 @@ class Status(Enum):
     FINISHED = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A loaded LoRA adapter; ``digest`` is of its files."""
+
+    number: int
+    name: str
+    digest: bytes
+
+
 class Request:
     """What the sequences of one ``EngineRequest`` have in common.
 
@@ -41,6 +51,7 @@ class Request:
 
     __slots__ = (
         "account",
+        "adapter",
         "cached_tokens",
         "fault",
         "fault_field",
@@ -59,11 +70,12 @@ class Request:
         "unfinished",
     )
 
-    def __init__(self, request: EngineRequest, account: Account) -> None:
+    def __init__(self, request: EngineRequest, account: Account, adapter: Adapter | None = None) -> None:
         self.id = request.request_id
         self.account = account
+        self.adapter = adapter
         self.params = request.params
-        self.root = root_digest(request.cache_salt, request.cache_scope)
+        self.root = root_digest(request.cache_salt, request.cache_scope, b"" if adapter is None else adapter.digest)
         self.forked = request.params.n == 1
         self.sequences: list[Sequence] = []
         self.unfinished = request.params.n

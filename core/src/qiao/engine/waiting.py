@@ -19,6 +19,10 @@ def _key(seq: Sequence) -> Key:
     return seq.key
 
 
+def _first_plain(items: list[Sequence]) -> Sequence | None:
+    return next((seq for seq in items if seq.request.adapter is None), None)
+
+
 class WaitingQueue:
     """Sequences that have no blocks yet, or lost them to preemption."""
 
@@ -52,10 +56,11 @@ class WaitingQueue:
     def _insert(self, seq: Sequence) -> None:
         insort(self._lists.setdefault((seq.request.account, seq.key[0]), []), seq, key=_key)
 
-    def next(self, without: Collection[Account] = ()) -> Sequence | None:
-        """Who is next, apart from the tenants ``without``."""
-        heads = [items[0] for (account, _), items in self._lists.items() if account not in without]
-        return min(heads, key=lambda seq: (rank(seq), seq.key), default=None)
+    def next(self, without: Collection[Account] = (), plain: bool = False) -> Sequence | None:
+        """Who is next, apart from the tenants ``without``; with ``plain`` apart from those with a LoRA adapter too."""
+        lists = [items for (account, _), items in self._lists.items() if account not in without]
+        heads = map(_first_plain, lists) if plain else (items[0] for items in lists)
+        return min(filter(None, heads), key=lambda seq: (rank(seq), seq.key), default=None)
 
     def pop(self, seq: Sequence, step: int) -> None:
         """``seq`` waits no longer and starts."""

@@ -80,6 +80,10 @@ class Attention:
         """The layers that hold weights."""
         return [x for x in (self.qkv, self.out, self.q_norm, self.k_norm) if x is not None]
 
+    def linears(self) -> list[Linear]:
+        """The layers that may have adapters."""
+        return [self.qkv, self.out]
+
     def targets(self) -> dict[str, Target]:
         """Targets of all parts."""
         return {name: target for part in self.parts() for name, target in part.targets().items()}

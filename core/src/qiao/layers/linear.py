@@ -9,8 +9,9 @@ import torch
 
 from qiao.contract import PackedWeight, WeightInfo
 from qiao.errors import ModelError
+from qiao.layers.lora import AdapterRows, LinearAdapters
 from qiao.layers.weights import Target, floating
-from qiao.optable import OpTable
+from qiao.optable import MatmulOps, OpTable
 from qiao.quantization import NO_FORMS, Forms, QuantizedWeight, Weight, concatenated, form_of, stack
 
 _BITS = {"dense": 16, "w4a16": 4}
@@ -47,6 +48,17 @@ class Linear:
         self._apart: tuple[PackedWeight, ...] = ()
         self._bias: torch.Tensor | None = None
         self._changes_inputs = False
+        self._adapters: LinearAdapters | None = None
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """Rows of O by checkpoint name, in order."""
+        return self._parts
+
+    def adapt(self, ops: MatmulOps, rows: AdapterRows) -> LinearAdapters:
+        """Let the layer have adapters, on the device of ``ops``, for what ``rows`` says of each step."""
+        self._adapters = LinearAdapters(ops, rows, self.name, self.in_features, self.out_features, self._dtype)
+        return self._adapters
 
     @property
     def alone(self) -> PackedWeight | None:
@@ -60,9 +72,8 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, I] in the model's dtype; returns [T, O]."""
-        if self._weight is None:
-            return self._multiply_apart(x)
-        return self._multiply(x, self._weight, self._bias)
+        y = self._multiply_apart(x) if self._weight is None else self._multiply(x, self._weight, self._bias)
+        return y if self._adapters is None else self._adapters.add(x, y)
 
     def _multiply_apart(self, x: torch.Tensor) -> torch.Tensor:
         assert self._apart, f"{self.name} is not loaded"

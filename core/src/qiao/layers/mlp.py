@@ -39,6 +39,10 @@ class GatedMlp:
         self.down = single(ops, dtype, f"{name}.down_proj", spec.intermediate, hidden_size, bias=spec.bias, forms=forms)
         self.activate = ops.silu_mul if spec.activation == "silu" else ops.gelu_mul
 
+    def linears(self) -> list[Linear]:
+        """The layers that may have adapters."""
+        return [self.gate_up, self.down]
+
     def targets(self) -> dict[str, Target]:
         """Targets of both linear layers."""
         return {**self.gate_up.targets(), **self.down.targets()}

@@ -52,6 +52,10 @@ class MoeMlp:
             self._shared = GatedMlp(ops, dtype, f"{name}.shared_expert", hidden_size, spec.shared, forms=forms)
             self._shared_gate = single(ops, dtype, f"{name}.shared_expert_gate", hidden_size, 1, forms=forms)
 
+    def linears(self) -> list[Linear]:
+        """The layers that may have adapters: those of the shared expert, if there is one."""
+        return [] if self._shared is None else self._shared.linears()
+
     def targets(self) -> dict[str, Target]:
         """Targets of the router and of all experts."""
         found = self._router.targets()

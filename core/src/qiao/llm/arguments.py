@@ -50,7 +50,7 @@ def _converted(values: dict[str, Any]) -> dict[str, Any]:
     """Types that vLLM's users pass, as ``EngineArgs`` holds them. None means the default, as there."""
     optional = {field.name for field in fields(EngineArgs) if field.default is None}
     result = {name: value for name, value in values.items() if value is not None or name in optional}
-    for name in ("served_model_name", "drop"):
+    for name in ("served_model_name", "drop", "lora_modules"):
         value = result.get(name)
         if name in result:
             result[name] = (value,) if isinstance(value, str) else tuple(value or ())

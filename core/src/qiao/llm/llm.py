@@ -10,6 +10,8 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineRequest, EngineStats, SequenceOutput
 from qiao.errors import KernelError, OverloadedError, ParameterError, PromptTooLongError, UsageError
@@ -19,6 +21,7 @@ from qiao.llm.arguments import engine_args
 from qiao.llm.beam_search import search
 from qiao.llm.prompts import Message, Prompt, conversations, for_each, prompt_list, prompt_parts
 from qiao.loading import load_tokenizer
+from qiao.lora.request import LoRARequest
 from qiao.outputs import (
     BeamSearchOutput,
     EmbeddingOutput,
@@ -73,25 +76,25 @@ class LLM:
         *,
         prompt_token_ids: list[int] | list[list[int]] | None = None,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
         priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Continue one or many prompts, each with its own or the same parameters; results in the order of the prompts.
 
         A prompt is text, a list of token ids, a ``TextPrompt`` or a ``TokensPrompt``. Without ``sampling_params`` the
-        checkpoint's defaults apply. Every prompt is checked before the first runs. Raises ``ParameterError``,
+        checkpoint's defaults apply. ``lora_request`` is the adapter of all prompts or of each; it is loaded when it is
+        first seen, and stays. Every prompt is checked before the first runs. Raises ``ParameterError``,
         ``PromptTooLongError``, and ``KernelError`` when an operator fails.
         """
-        _no_lora(lora_request)
         wanted = prompt_list(prompts if prompt_token_ids is None else prompt_token_ids)
-        return self._run(self._processors(wanted, sampling_params, priority), use_tqdm)
+        return self._run(self._processors(wanted, sampling_params, priority, lora=lora_request), use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -100,7 +103,6 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them through the model's chat template. Raises as ``generate``."""
-        _no_lora(lora_request)
         texts = [
             self._frontend.chat_prompt(
                 conversation,
@@ -113,17 +115,22 @@ class LLM:
             )
             for conversation in conversations(messages)
         ]
-        processors = self._processors(texts, sampling_params, None, add_special_tokens=False)
+        processors = self._processors(texts, sampling_params, None, False, lora_request)
         return self._run(processors, use_tqdm)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, add_special_tokens: bool = True
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        add_special_tokens: bool = True,
+        lora_request: LoRARequest | None = None,
     ) -> Iterator[RequestOutput]:
         """The answer to one prompt while it is made: one result a step, shaped by ``sampling_params.output_kind``.
 
         Closing the iterator aborts the request.
         """
-        (processor,) = self._processors([prompt], sampling_params, None, add_special_tokens)
+        (processor,) = self._processors([prompt], sampling_params, None, add_special_tokens, lora_request)
         kind = processor.request.params.output_kind
         for changed in self._steps([processor]):
             snapshot = changed.snapshot(kind)
@@ -215,6 +222,10 @@ class LLM:
         """Counts since the start."""
         return self._engine.stats()
 
+    def remove_lora(self, lora_int_id: int) -> bool:
+        """Free a LoRA adapter; False where there is none. It is loaded again when a request names it."""
+        return self._engine.adapters.remove(lora_int_id)
+
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, for example after a change of weights."""
         self._engine.reset_prefix_cache()
@@ -224,7 +235,7 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: BeamSearchParams,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         use_tqdm: bool = False,
     ) -> list[BeamSearchOutput]:
         """The ``beam_width`` best continuations of each prompt, best first.
@@ -232,7 +243,6 @@ class LLM:
         A step of the search is an ordinary request of one token for each beam, whose prefix is in the cache. Raises as
         ``generate``, and ``ParameterError`` where ``2 * beam_width`` is more than ``max_logprobs``.
         """
-        _no_lora(lora_request)
         limit = self.args.max_logprobs
         if 0 <= limit < 2 * params.beam_width:
             raise ParameterError("beam_width", f"needs LLM(..., max_logprobs={2 * params.beam_width}), it is {limit}")
@@ -245,14 +255,16 @@ class LLM:
                 f"{self.info.max_model_len}"
             )
         with _progress(params.max_tokens, use_tqdm) as advance:
-            found = search(self._one_token, ids, params, self.info.eos_token_ids, advance)
+            found = search(partial(self._one_token, lora_request), ids, params, self.info.eos_token_ids, advance)
         for beams in found:
             for beam in beams:
                 beam.text = self._frontend.table.decode(beam.tokens, skip_special_tokens=True)
         return [BeamSearchOutput(beams) for beams in found]
 
-    def _one_token(self, prompts: list[list[int]], params: SamplingParams) -> list[RequestOutput]:
-        return self.generate(prompts, params, use_tqdm=False)
+    def _one_token(
+        self, lora: LoRARequest | None, prompts: list[list[int]], params: SamplingParams
+    ) -> list[RequestOutput]:
+        return self.generate(prompts, params, use_tqdm=False, lora_request=lora)
 
     def __getattr__(self, name: str) -> Any:
         """vLLM's methods that are not there are refused when called, with what to do instead."""
@@ -266,11 +278,13 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: int | Sequence[int] | None,
         add_special_tokens: bool = True,
+        lora: LoRARequest | Sequence[LoRARequest] | None = None,
     ) -> list[OutputProcessor]:
         params = for_each(sampling_params, SamplingParams, self.get_default_sampling_params(), len(prompts))
         priorities = for_each(priority, int, 0, len(prompts), "priority")
+        adapters = self._adapters(lora, len(prompts))
         made = []
-        for prompt, one, level in zip(prompts, params, priorities, strict=True):
+        for prompt, one, level, adapter in zip(prompts, params, priorities, adapters, strict=True):
             content, text, salt = prompt_parts(prompt)
             request = self._frontend.request(
                 content,
@@ -281,8 +295,23 @@ class LLM:
                 add_special_tokens=add_special_tokens,
                 strict=False,
             )
-            made.append(self._frontend.processor(request, text))
+            if adapter is not None:
+                request = msgspec.structs.replace(request, adapter=adapter.lora_int_id)
+            processor = self._frontend.processor(request, text)
+            processor.result.lora_request = adapter
+            made.append(processor)
         return made
+
+    def _adapters(self, lora: LoRARequest | Sequence[LoRARequest] | None, count: int) -> list[LoRARequest | None]:
+        """The adapter of each prompt, loaded."""
+        each = lora if isinstance(lora, Sequence) else [lora] * count
+        wanted = [one for one in each if isinstance(one, LoRARequest | None)]
+        if not len(each) == len(wanted) == count:
+            raise ParameterError("lora_request", f"must be one LoRARequest, or one for each of the {count} prompts")
+        for one in dict.fromkeys(wanted):
+            if one is not None:
+                self._engine.adapters.add(one)
+        return wanted
 
     def _pooling_processors(self, prompts: Sequence[Prompt], truncate: int | None) -> list[OutputProcessor]:
         made = []
@@ -363,11 +392,6 @@ class LLM:
             )
         for index in processor.to_abort:
             self._engine.abort([output.request_id], index)
-
-
-def _no_lora(lora_request: Any) -> None:
-    if lora_request is not None:
-        raise ParameterError("lora_request", "LoRA adapters are not supported yet")
 
 
 _NO_POOLING = "there are embed and score; heads for classes and rewards are not served"

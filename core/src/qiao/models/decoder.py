@@ -11,6 +11,7 @@ from qiao.contract import AttentionMetadata, KVCache
 from qiao.layers.attention import Attention, Step
 from qiao.layers.embedding import Embedding
 from qiao.layers.head import Head
+from qiao.layers.linear import Linear
 from qiao.layers.mlp import GatedMlp, MlpSpec
 from qiao.layers.moe import MoeMlp
 from qiao.layers.norm import RMSNorm
@@ -59,6 +60,10 @@ class DecoderLayer:
         else:
             self._mlp = MoeMlp(ops, dtype, f"{name}.mlp", hidden, spec.mlp, forms=model.forms)
 
+    def linears(self) -> list[Linear]:
+        """The layers that may have adapters."""
+        return self._attention.linears() + self._mlp.linears()
+
     def targets(self) -> dict[str, Target]:
         """Targets of all parts."""
         parts = (
@@ -93,7 +98,7 @@ class Decoder:
     """A model (``qiao.models.base.Model``) for any ``DecoderSpec``.
 
     ``max_length`` is the longest sequence in tokens that will be served: it sizes the rotary tables and settles the
-    ropes that depend on it (see ``inverse_frequencies``).
+    ropes that depend on it (see ``inverse_frequencies``). ``translate`` is the spec's.
     """
 
     def __init__(
@@ -104,7 +109,7 @@ class Decoder:
         max_length: int | None = None,
     ) -> None:
         self.shape = shape_of(spec, str(dtype).removeprefix("torch."))
-        self._translate = spec.translate
+        self.translate = spec.translate
         ropes = list(dict.fromkeys(x.attention.rope for x in spec.layers if x.attention.rope is not None))
         self._tables = [RotaryTable(rope, max_length or spec.max_position, ops.device) for rope in ropes]
         self._embedding = Embedding(
@@ -142,6 +147,10 @@ class Decoder:
             targets.update(layer.targets())
         return targets
 
+    def linears(self) -> list[Linear]:
+        """The layers that may have adapters; their names are those that ``translate`` leads to."""
+        return [linear for layer in self._layers for linear in layer.linears()]
+
     def packs(self, name: str, weight: Weight) -> bool:
         """Whether ``load`` keeps nothing of this weight of a checkpoint but what ``pack_weight`` makes of it."""
         parts = [part for part, _ in self._renamed([(name, weight)])]
@@ -156,7 +165,7 @@ class Decoder:
     def _renamed(self, weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
         for name, weight in weights:
             if not BUFFERS.search(name):
-                yield from self._translate(f"model.{name}" if _BARE.match(name) else name, weight)
+                yield from self.translate(f"model.{name}" if _BARE.match(name) else name, weight)
 
     def forward(
         self,

@@ -85,12 +85,13 @@ class Metrics:
         *,
         max_model_len: int,
         cache_info: dict[str, str],
+        max_loras: int = 0,
         engine_up: Callable[[], float] = lambda: 1.0,
         restarts: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
-        self._registry.register(SnapshotCollector(snapshots, model_name))
+        self._registry.register(SnapshotCollector(snapshots, model_name, max_loras))
         self._add_request_histograms(max_model_len)
         self._add_counters()
         self._tenants = TenantMetrics(self._registry, model_name)

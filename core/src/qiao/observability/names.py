@@ -32,6 +32,7 @@ PREFIX_HITS = ("vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits")
 SUCCESS = "vllm:request_success"
 REJECTED = "vllm:admission_rejections"
 CACHE_INFO = "vllm:cache_config_info"
+LORA_INFO = "vllm:lora_requests_info"
 
 TTFT = ("vllm:time_to_first_token_seconds", "time_to_first_token")
 ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")

@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -54,6 +55,8 @@ class Snapshot(Protocol):
     accepted_per_position: list[int]
     utilization: float | None
     prompt_budget: int | None
+    running_adapters: list[str] | None
+    waiting_adapters: list[str]
 
     @property
     def offload(self) -> OffloadTotals | None:
@@ -71,9 +74,10 @@ class SnapshotCollector(Collector):
     Prometheus expects of counters.
     """
 
-    def __init__(self, snapshots: Callable[[], Sequence[Snapshot]], model_name: str) -> None:
+    def __init__(self, snapshots: Callable[[], Sequence[Snapshot]], model_name: str, max_loras: int = 0) -> None:
         self._snapshots = snapshots
         self._model = model_name
+        self._max_loras = max_loras
         self._labels = {"model_name": model_name, "engine": "0"}
 
     def collect(self) -> Iterator[Metric]:
@@ -93,6 +97,8 @@ class SnapshotCollector(Collector):
         yield self._accepted(stats.accepted_per_position)
         yield from self._offload(stats.prefix_hits, stats.offload)
         yield from self._fallbacks(stats.fallbacks)
+        if stats.running_adapters is not None:
+            yield self._adapters(stats.running_adapters, stats.waiting_adapters)
 
     def describe(self) -> list[Metric]:
         """Nothing: keeps the registry from scraping while it registers."""
@@ -127,6 +133,22 @@ class SnapshotCollector(Collector):
             yield self._gauge(
                 names.UTILIZATION, "Device utilisation as the plugin reports it, 0 to 1.", stats.utilization
             )
+
+    def _adapters(self, running: Sequence[str], waiting: Sequence[str]) -> Metric:
+        """vLLM's form: the labels tell, the value is the time. One series an engine, the one of the moment."""
+        labels = {
+            **self._labels,
+            "max_lora": str(self._max_loras),
+            "waiting_lora_adapters": ",".join(waiting),
+            "running_lora_adapters": ",".join(running),
+        }
+        family = GaugeMetricFamily(
+            names.LORA_INFO,
+            "LoRA adapters of running and waiting requests; the value is the time.",
+            labels=list(labels),
+        )
+        family.add_metric(list(labels.values()), time.time())
+        return family
 
     def _counters(self, stats: Snapshot) -> Iterator[Metric]:
         rows: list[tuple[tuple[str, ...], str, int]] = [

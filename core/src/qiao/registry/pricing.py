@@ -1,7 +1,7 @@
 """What a placement costs in one step, derived from the catalog's operands; nothing is written down per operator.
 
 Copies and bytes are exact for a given ``StepShape`` except where a price says ``estimate``: which experts a token is
-routed to is known only at run time, so their price is the upper bound.
+routed to, and which LoRA adapter it has, is known only at run time, so their price is the upper bound.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ def _linear_site(line: LinearShape, shape: ModelShape, step: StepShape, common: 
     if line.rows == "X":
         rows = step.tokens * max(1, shape.experts_per_token) * shape.num_layers
         return Site(min(line.count, rows), 1, {**letters, "T": rows}, estimate=True)
+    if line.rows == "L":
+        return Site(line.count * min(shape.max_loras, step.seqs), line.count, letters, estimate=True)
     rows = step.logits if line.rows == "N" else step.tokens
     count = line.count if rows else 0
     return Site(count, count, {**letters, "T": rows})
@@ -177,16 +179,19 @@ def kept_state_price(spec: OpSpec, scheme: str, shape: ModelShape, step: StepSha
             total += Price(copies_to_host=2 * a.count, bytes_to_host=step.seqs * read * width)
     for line in shape.linears if "weight" in names else ():
         if line.scheme == scheme:
-            moved = weight_bytes(line, shape.dtype)
+            moved = weight_bytes(line, shape)
             total += Price(copies_to_host=line.count, bytes_to_host=moved, estimate=scheme != "dense")
     return total
 
 
-def weight_bytes(line: LinearShape, dtype: str) -> int:
-    """Bytes of all weights of ``line``: exact for dense ones of ``dtype``, else what a plain packing takes."""
-    values = line.count * line.in_features * line.out_features
+def weight_bytes(line: LinearShape, shape: ModelShape) -> int:
+    """Bytes of all weights of ``line``: exact for dense ones, else what a plain packing takes.
+
+    Of adapters those of ``shape.max_loras``.
+    """
+    values = line.count * line.in_features * line.out_features * (shape.max_loras if line.rows == "L" else 1)
     if line.scheme not in _SCHEME_BITS:
-        return values * element_size(dtype)
+        return values * element_size(shape.dtype)
     bits, beside = _SCHEME_BITS[line.scheme]
     groups = -(-line.in_features // line.group_size) if line.group_size > 0 else 1
     return (values * bits + line.count * line.out_features * groups * beside) // 8

@@ -102,7 +102,7 @@ def weights(plan: Plan) -> list[dict[str, Any]]:
     found = []
     for scheme in plan.shape.schemes:
         lines = [line for line in plan.shape.linears if line.scheme == scheme]
-        size = sum(weight_bytes(line, plan.shape.dtype) for line in lines)
+        size = sum(weight_bytes(line, plan.shape) for line in lines)
         groups = sorted({line.group_size for line in lines} - {-1}) if scheme != "dense" else []
         place = plan.placement("pack_weight", scheme).place
         found.append({"scheme": scheme, "groups": groups, "place": place, "bytes": size})

@@ -22,6 +22,7 @@ from qiao.server.routes import (
     completions,
     console,
     embeddings,
+    lora,
     messages,
     models,
     operations,
@@ -70,7 +71,7 @@ def create_app(fleet: Fleet) -> FastAPI:
     app.state.qiao = fleet
     errors.install(app)
     app.add_exception_handler(ClientGoneError, _gone)
-    modules = [completions, chat, responses, messages, embeddings, models, tokenize, operations, console]
+    modules = [completions, chat, responses, messages, embeddings, models, lora, tokenize, operations, console]
     if args.admin_key is not None:
         modules.append(admin)
     routers = [module.router for module in modules]

@@ -29,7 +29,8 @@ class Call:
 
     ``priority`` is that of ``X-Priority``. ``deadline`` is in seconds of ``time.monotonic()``, by which the first step
     of the request must have begun. ``model`` answers; ``alias`` is what the client called it, where that is another
-    name. ``at_end`` is called once the HTTP request is over. Tokens are sums over all engine requests of the call.
+    name. ``adapter`` is the number of the LoRA adapter that ``model`` names. ``at_end`` is called once the HTTP request
+    is over. Tokens are sums over all engine requests of the call.
     """
 
     tenant: Tenant
@@ -39,6 +40,7 @@ class Call:
     deadline: float | None = None
     model: str = ""
     alias: str = ""
+    adapter: int = 0
     prompt_tokens: int = 0
     answer_tokens: int = 0
     cached_tokens: int = 0
@@ -80,6 +82,7 @@ class Call:
             kv_share=tenant.kv_share,
             cache_scope=tenant.cache_scope,
             max_wait=wait,
+            adapter=self.adapter,
         )
 
     def ended(self, reasons: Sequence[str], queue: float | None, first_token: float | None) -> None:

@@ -123,9 +123,10 @@ def check_names(models: Sequence[ModelSpec], aliases: Sequence[Alias]) -> None:
     """No name twice, and aliases of models that there are. Raises ``ParameterError``."""
     taken: dict[str, str] = {}
     for model in models:
-        for name in model.names:
+        for name in model.all_names:
             if name in taken:
-                raise ParameterError(f"{model.where}.name", f"{name!r} is a name of {taken[name]} already")
+                field = "name" if name in model.names else "lora-modules"
+                raise ParameterError(f"{model.where}.{field}", f"{name!r} is a name of {taken[name]} already")
             taken[name] = model.where
     for alias in aliases:
         if alias.name in taken:

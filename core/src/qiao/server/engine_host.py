@@ -10,6 +10,7 @@ from pathlib import Path
 
 from qiao.config import EngineArgs
 from qiao.devices import check_device_name
+from qiao.errors import ParameterError
 from qiao.observability.logs import configure_logging
 from qiao.transport import EngineClient
 from qiao.transport.curve import EngineKeys
@@ -32,6 +33,8 @@ def host_engine(
     configure_logging(log_level)
     check_device_name(args.device)
     check_address("--listen", address)
+    if args.lora_modules:
+        raise ParameterError("--lora-modules", "is for front ends, which name adapters to their engines; leave it out")
     known = EngineKeys.read(keys)
     run_when_idle()
     return asyncio.run(_host(args, address, known, timeout, options or HostOptions(log_level=log_level)))

@@ -180,7 +180,7 @@ class _Reader:
         elif isinstance(value, bool):
             self._take(option, ["true" if value else "false"], [])
         elif isinstance(value, list):
-            self._take(option, [str(one) for one in value], [])
+            self._take(option, [json.dumps(one) if isinstance(one, dict) else str(one) for one in value], [])
         elif value is not None:
             self._take(option, [json.dumps(value) if isinstance(value, dict) else str(value)], [])
 

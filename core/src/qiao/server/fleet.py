@@ -68,7 +68,7 @@ class Fleet:
 
     @property
     def names(self) -> list[str]:
-        """Everything that ``model`` may say: the models' names, then the aliases."""
+        """Everything that ``model`` may say: the models' names, each with its adapters, then the aliases."""
         return [name for state in self for name in state.model_names] + list(self.aliases)
 
     @property
@@ -82,7 +82,7 @@ class Fleet:
         self.metrics.models[state.spec.name] = state.metrics
 
     def find(self, name: str) -> ServerState | None:
-        """The model of this name."""
+        """The model of this name, also for the name of one of its adapters."""
         return next((state for state in self if name in state.model_names), None)
 
     def check_open(self) -> None:
@@ -111,6 +111,8 @@ class Fleet:
             raise NotFoundError(f"the model {asked[:200]!r} does not exist; this server has {served}")
         call = current_call()
         call.model, call.alias = name, asked if alias is not None else ""
+        adapter = state.adapter(name)
+        call.adapter = 0 if adapter is None else adapter.lora_int_id
         call.check_model(asked)
         return state, name
 
@@ -126,7 +128,7 @@ class Fleet:
         try:
             state = await self.load(spec)
         finally:
-            self.loading -= set(spec.names)
+            self.loading -= set(spec.all_names)
         if self.draining:
             await state.close()
             self.check_open()
@@ -136,10 +138,10 @@ class Fleet:
     def _reserve(self, spec: ModelSpec, but: ServerState | None = None) -> None:
         self.check_open()
         taken = {*self.aliases, *self.loading, *(n for state in self if state is not but for n in state.model_names)}
-        for name in spec.names:
+        for name in spec.all_names:
             if name in taken:
                 raise ApiError(409, f"the name {name!r} is taken", param="name", code="name_taken")
-        self.loading |= set(spec.names)
+        self.loading |= set(spec.all_names)
 
     async def swap(self, spec: ModelSpec, timeout: float) -> None:
         """Load ``spec`` beside the model of its first name, give it the new requests, and end the old one.
@@ -152,7 +154,7 @@ class Fleet:
         try:
             state = await self.load(spec)
         finally:
-            self.loading -= set(spec.names)
+            self.loading -= set(spec.all_names)
         if self.draining or self._states.get(spec.name) is not old:
             await state.close()
             raise ApiError(409, f"the model {spec.name!r} went while its successor was loaded", code="model_gone")
@@ -185,6 +187,45 @@ class Fleet:
             await state.close()
         finally:
             self._leaving.remove(state)
+
+    async def load_adapter(self, name: str, path: str, base: str | None, replace: bool) -> None:
+        """Load a LoRA adapter for the model ``base``. Raises ``ParameterError``, and what ``Adapters.load`` does."""
+        state = self._base(base)
+        there = self.find(name)
+        mine = there is state and name not in state.spec.names
+        if name in self.aliases or name in self.loading or (there is not None and not mine):
+            raise ParameterError("lora_name", f"{name!r} is the name of something else on this server")
+        self.loading.add(name)
+        try:
+            await state.client.adapters.load(name, path, base, replace=replace)
+        finally:
+            self.loading.discard(name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget a LoRA adapter; requests that use it go on. Raises ``NotFoundError`` and ``ParameterError``."""
+        self._takers()
+        state = next((state for state in self if state.adapter(name) is not None), None)
+        if state is None:
+            raise NotFoundError(f"the adapter {name[:200]!r} cannot be found")
+        state.client.adapters.unload(name)
+
+    def _base(self, name: str | None) -> ServerState:
+        """The model that a new adapter is for: the one of that name, else the only one that takes adapters."""
+        able = self._takers()
+        named = next((state for state in self if name in state.spec.names), None)
+        if named is not None and named not in able:
+            raise ParameterError("base_model_name", f"{named.spec.name!r} was started without --enable-lora")
+        if named is None and len(able) > 1:
+            served = ", ".join(state.spec.name for state in able)
+            raise ParameterError("base_model_name", f"must say which model the adapter is for: {served}")
+        return able[0] if named is None else named
+
+    def _takers(self) -> list[ServerState]:
+        """The models that take adapters. Raises ``ParameterError`` where there is none."""
+        able = [state for state in self if state.engine_args.enable_lora]
+        if not able:
+            raise ParameterError("lora_name", "this server was started without --enable-lora")
+        return able
 
     def set_alias(self, alias: Alias) -> None:
         """Add or change an alias. Raises ``ParameterError`` where its models are not there, 409 for a model's name."""

@@ -15,6 +15,7 @@ from qiao.engine.request import EngineInfo
 from qiao.errors import ParameterError
 from qiao.frontend import Frontend, TextFiles
 from qiao.loading.heap import give_back
+from qiao.lora.request import parse_modules
 from qiao.observability.metrics import Metrics
 from qiao.server.access import Tenants
 from qiao.server.args import ServerArgs
@@ -51,13 +52,14 @@ class Loader:
             self._loading.kill()
 
     def _pool(self, spec: ModelSpec, launched: Launched | None) -> EnginePool:
+        first = parse_modules(spec.engine.lora_modules)
         if not spec.server.engine:
-            return EnginePool([EngineClient(LocalSource(spec.engine, self._options, launched))])
+            return EnginePool([EngineClient(LocalSource(spec.engine, self._options, launched))], first)
         from qiao.transport.remote import RemoteSource  # brings ZeroMQ
 
         assert spec.server.engine_keys is not None, "checked with the arguments"
         keys = Path(spec.server.engine_keys)
-        return EnginePool([EngineClient(RemoteSource(address, keys)) for address in spec.server.engine])
+        return EnginePool([EngineClient(RemoteSource(address, keys)) for address in spec.server.engine], first)
 
     async def load(self, spec: ModelSpec) -> ServerState:
         """Start the engine, read the text side meanwhile. Raises a ``QiaoError`` where the model cannot be served."""
@@ -141,6 +143,7 @@ def make_state(client: EnginePool, frontend: Frontend, spec: ModelSpec, info: En
         lambda: [engine.stats() for engine in client.engines],
         max_model_len=info.max_model_len,
         cache_info=cache,
+        max_loras=args.max_loras,
         engine_up=lambda: float(sum(engine.state is EngineState.READY for engine in client.engines)),
         restarts=lambda: float(client.restarts),
     )

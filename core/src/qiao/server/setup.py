@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qiao.config import EngineArgs
+from qiao.lora.request import parse_modules
 from qiao.server.aliases import Alias
 from qiao.server.args import ServerArgs
 
@@ -29,6 +30,11 @@ class ModelSpec:
     def names(self) -> tuple[str, ...]:
         """What clients may call it; the first is its own."""
         return self.engine.served_model_name or (self.engine.model,)
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """The names, and those of its LoRA adapters from the start."""
+        return (*self.names, *(one.lora_name for one in parse_modules(self.engine.lora_modules)))
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 from qiao.config import EngineArgs
 from qiao.errors import ParameterError
 from qiao.frontend import Frontend
+from qiao.lora.request import LoRARequest
 from qiao.observability.metrics import Metrics
 from qiao.server.args import ServerArgs
 from qiao.server.call import current_call
@@ -55,8 +56,12 @@ class ServerState:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The served names."""
-        return self.spec.names
+        """The served names: the model's own, then those of its LoRA adapters."""
+        return (*self.spec.names, *self.client.adapters.loaded)
+
+    def adapter(self, name: str) -> LoRARequest | None:
+        """The LoRA adapter of this name; None for the model itself."""
+        return self.client.adapters.loaded.get(name)
 
     @property
     def ready(self) -> bool:

@@ -13,10 +13,14 @@ from typing import Any, Protocol
 
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
 from qiao.errors import DeadlineError, EngineDeadError, OverloadedError, ParameterError, QiaoError
+from qiao.lora.request import LoRARequest
 from qiao.transport.messages import (
     Aborted,
+    AdapterDone,
     Draining,
+    DropAdapter,
     FromEngine,
+    LoadAdapter,
     Ready,
     Refused,
     Step,
@@ -160,6 +164,9 @@ class EngineClient:
         self._started: asyncio.Future[EngineInfo] | None = None
         self._stopping = False
         self._ready_at: float | None = None
+        self._loads: dict[int, asyncio.Future[None]] = {}
+        self.on_ready: Callable[[], None] | None = None
+        """Called as soon as an engine is ready, before it gets any request."""
         self.state = EngineState.STARTING
         self.restarts = 0
 
@@ -247,6 +254,33 @@ class EngineClient:
         if self._link is not None and request_ids:
             self._link.send(Aborted(list(request_ids), index))
 
+    def load_adapter(self, adapter: LoRARequest) -> asyncio.Future[None]:
+        """Send a LoRA adapter, ahead of all requests from now on; done once it is loaded.
+
+        The future ends with a ``ParameterError`` or ``ModelError`` where it cannot be, and with ``EngineDeadError``.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.state is not EngineState.READY or self._link is None:
+            future.set_exception(EngineDeadError(self._unavailable()))
+        else:
+            self._loads[adapter.lora_int_id] = future
+            self._link.send(LoadAdapter(adapter))
+        return future
+
+    def drop_adapter(self, number: int) -> None:
+        """Have the engine let an adapter go once no request uses it; an engine that starts again has none."""
+        if self._link is not None:
+            self._link.send(DropAdapter(number))
+
+    def _loaded(self, message: AdapterDone) -> None:
+        future = self._loads.pop(message.number, None)
+        if future is None or future.done():
+            return
+        if message.error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(rebuild_error(message.error))
+
     async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceOutput, None]:
         """Yield what the engine makes for ``request`` until all its sequences have finished.
 
@@ -325,6 +359,10 @@ class EngineClient:
             self.state = EngineState.STARTING
         for stream in self._streams.values():
             stream.put(EngineDeadError(f"the engine ended while it worked on this request: {error}"))
+        for future in self._loads.values():
+            if not future.done():
+                future.set_exception(EngineDeadError(f"the engine ended while it loaded an adapter: {error}"))
+        self._loads.clear()
 
     async def _run_once(self) -> QiaoError:
         """Open one engine and serve it to its end; why it ended."""
@@ -343,9 +381,13 @@ class EngineClient:
             assert self._started is not None
             if not self._started.done():
                 self._started.set_result(message.info)
+            if self.on_ready is not None:
+                self.on_ready()
         elif isinstance(message, Refused):
             if (stream := self._streams.get(message.request_id)) is not None:
                 stream.put(rebuild_error(message.error))
+        elif isinstance(message, AdapterDone):
+            self._loaded(message)
         elif isinstance(message, Draining):
             self.state = EngineState.DRAINING
         elif isinstance(message, Step):

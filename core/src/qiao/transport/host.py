@@ -14,19 +14,24 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
 
 import msgspec
 
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
 from qiao.errors import QiaoError
+from qiao.lora.request import LoRARequest
 from qiao.observability.logs import configure_logging
 from qiao.transport.channel import BlockingChannel
 from qiao.transport.messages import (
     Aborted,
+    AdapterDone,
+    DropAdapter,
     Failed,
     FromEngine,
+    LoadAdapter,
     Ready,
     Refused,
     Start,
@@ -45,6 +50,22 @@ STATS_INTERVAL = 0.2
 """Seconds between two snapshots of the counters while the engine is busy."""
 
 
+class HostedAdapters(Protocol):
+    """What the loop needs of ``qiao.engine.adapters.AdapterPool``."""
+
+    def read(self, request: LoRARequest) -> Any:
+        """Read an adapter's files, on any thread, or raise a ``QiaoError``."""
+        ...
+
+    def add(self, request: LoRARequest, file: Any) -> None:
+        """Load an adapter from what ``read`` gave, or raise a ``QiaoError``."""
+        ...
+
+    def remove(self, number: int) -> object:
+        """Let an adapter go once no request uses it."""
+        ...
+
+
 class HostedEngine(Protocol):
     """What the loop needs of ``qiao.engine.Engine``."""
 
@@ -54,6 +75,11 @@ class HostedEngine(Protocol):
 
     def abort(self, request_ids: Sequence[str], index: int | None = None) -> object:
         """Drop requests, or only their sequence ``index``; unknown ids are ignored."""
+        ...
+
+    @property
+    def adapters(self) -> HostedAdapters:
+        """Its LoRA adapters; raises a ``QiaoError`` where there are none."""
         ...
 
     def step(self) -> list[SequenceOutput]:
@@ -81,6 +107,8 @@ class EngineLoop:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
         self._last_stats = 0.0
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+        self._loads: dict[int, tuple[LoRARequest, Future[Any]]] = {}
 
     def send(self, message: FromEngine) -> None:
         """Blocks while the front end is a socket buffer behind."""
@@ -91,6 +119,7 @@ class EngineLoop:
         while True:
             if not self._receive(wait=not self._engine.has_work()):
                 return
+            self._finish_loads(wait=not self._engine.has_work())
             outputs = self._engine.step() if self._engine.has_work() else []
             idle = not self._engine.has_work()
             now = time.monotonic()
@@ -109,13 +138,46 @@ class EngineLoop:
             message = self._decoder.decode(payload)
             if isinstance(message, Stop):
                 return False
-            if isinstance(message, Aborted):
-                self._engine.abort(message.request_ids, message.index)
-            elif isinstance(message, Submit):
-                self._submit(message)
+            self._handle(message)
         return True
 
+    def _handle(self, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Aborted):
+            self._engine.abort(message.request_ids, message.index)
+        elif isinstance(message, DropAdapter):
+            self._finish_loads(wait=message.number in self._loads)
+            with contextlib.suppress(QiaoError):  # an engine without adapters has none to drop
+                self._engine.adapters.remove(message.number)
+        elif isinstance(message, LoadAdapter):
+            read = self._reader.submit(self._read_adapter, message.request)
+            self._loads[message.request.lora_int_id] = (message.request, read)
+
+    def _read_adapter(self, request: LoRARequest) -> Any:
+        return self._engine.adapters.read(request)
+
+    def _finish_loads(self, wait: bool) -> None:
+        """Load the adapters whose files have been read beside the steps; all of them where the caller has to ``wait``.
+
+        Nothing runs while this waits for lack of work, and whoever needs one that is on its way waits for it.
+        """
+        for number, (request, read) in list(self._loads.items()):
+            if not (wait or read.done()):
+                return
+            del self._loads[number]
+            try:
+                self._engine.adapters.add(request, read.result())
+            except Exception as error:  # files from outside, and a device that may be full: the engine itself is well
+                if not isinstance(error, QiaoError):
+                    logger.exception("the adapter %s could not be loaded", request.lora_name)
+                self.send(AdapterDone(number, describe_error(error)))
+            else:
+                self.send(AdapterDone(number))
+
     def _submit(self, message: Submit) -> None:
+        if self._loads:
+            self._finish_loads(wait=message.request.adapter in self._loads)
         try:
             self._engine.add_request(message.request)
         except QiaoError as error:

@@ -11,8 +11,9 @@ from qiao import errors
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
 from qiao.errors import QiaoError
+from qiao.lora.request import LoRARequest
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the messages between hosts; changes with every message that the other side would not understand."""
 
 
@@ -36,6 +37,18 @@ class Aborted(msgspec.Struct, tag="abort", omit_defaults=True):
 
     request_ids: list[str]
     index: int | None = None
+
+
+class LoadAdapter(msgspec.Struct, tag="load_adapter"):
+    """Front end to engine: load a LoRA adapter, and answer with ``AdapterDone``."""
+
+    request: LoRARequest
+
+
+class DropAdapter(msgspec.Struct, tag="drop_adapter"):
+    """Front end to engine: let a LoRA adapter go once no request uses it."""
+
+    number: int
 
 
 class Stop(msgspec.Struct, tag="stop"):
@@ -84,6 +97,13 @@ class Draining(msgspec.Struct, tag="draining"):
     """Engine to front end: send no more; what runs goes on."""
 
 
+class AdapterDone(msgspec.Struct, tag="adapter_done", omit_defaults=True):
+    """Engine to front end: the adapter ``number`` has been loaded, or why not."""
+
+    number: int
+    error: ErrorInfo | None = None
+
+
 class Step(msgspec.Struct, tag="step", omit_defaults=True):
     """Engine to front end: everything that one step made, and now and then the counters."""
 
@@ -91,8 +111,8 @@ class Step(msgspec.Struct, tag="step", omit_defaults=True):
     stats: EngineStats | None = None
 
 
-ToEngine = Submit | Aborted | Stop | Hello | Alive
-FromEngine = Ready | Failed | Refused | Draining | Step
+ToEngine = Submit | Aborted | LoadAdapter | DropAdapter | Stop | Hello | Alive
+FromEngine = Ready | Failed | Refused | AdapterDone | Draining | Step
 
 
 def describe_error(error: BaseException) -> ErrorInfo:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 
 import msgspec
 
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
 from qiao.errors import DeadlineError, EngineDeadError, ParameterError
+from qiao.lora.request import LoRARequest
+from qiao.transport.adapters import Adapters
 from qiao.transport.client import EngineClient, EngineState
 from qiao.transport.routing import Desk, choose, chunks_of
 
@@ -27,11 +29,19 @@ class EnginePool:
     """Engines of one model, used from one asyncio loop.
 
     A request whose engine ends before its first output goes to another one, or to the same one once it is back; one
-    with output ends with the error, since a part of the answer has been sent.
+    with output ends with the error, since a part of the answer has been sent. ``adapters`` are LoRA adapters from the
+    start.
     """
 
-    def __init__(self, engines: Sequence[EngineClient], patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self,
+        engines: Sequence[EngineClient],
+        adapters: Iterable[LoRARequest] = (),
+        *,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
         self._engines = list(engines)
+        self.adapters = Adapters(self._engines, adapters)
         self._patience = patience
         self._desks: dict[EngineClient, Desk] = {}
         self._at: dict[str, EngineClient] = {}
@@ -66,7 +76,11 @@ class EnginePool:
         return next((engine.failure for engine in ended if engine.failure), "")
 
     async def start(self) -> EngineInfo:
-        """Start all, and wait for the first that is ready. Raises what the last one raises when none can start."""
+        """Start all, and wait for the first that is ready with its adapters.
+
+        Raises what the last one raises when none can start, and ``ParameterError`` for an adapter of the start that it
+        cannot load.
+        """
         self._starts = starts = [asyncio.create_task(engine.start()) for engine in self._engines]
         for one in starts:  # nobody may wait any more for one that starts later
             one.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -76,7 +90,9 @@ class EnginePool:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for one in done:
                     if one.exception() is None or not waiting:
-                        return one.result()
+                        info = one.result()
+                        await self.adapters.restored()
+                        return info
         except asyncio.CancelledError:
             for one in starts:
                 one.cancel()
@@ -131,6 +147,10 @@ class EnginePool:
         ready = [engine for engine in self._engines if engine.state is EngineState.READY]
         if not ready:
             raise EngineDeadError(self._unavailable())
+        if request.adapter:
+            ready = [engine for engine in ready if not self.adapters.lacks(engine, request.adapter)]
+            if not ready:
+                raise EngineDeadError("no engine that is ready has this adapter; try again in a moment")
         if len(ready) == 1:
             return ready[0]
         chunks = chunks_of(request)

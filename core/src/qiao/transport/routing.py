@@ -58,7 +58,7 @@ def chunks_of(request: EngineRequest) -> list[int]:
     The last token is left out: an engine computes it in any case. Numbers that meet by accident cost a detour at most.
     """
     ids = request.prompt_token_ids
-    numbers, last = [], hash((request.cache_salt, request.cache_scope))
+    numbers, last = [], hash((request.cache_salt, request.cache_scope, request.adapter))
     for start in range(0, (len(ids) - 1) // CHUNK * CHUNK, CHUNK):
         last = hash((last, *ids[start : start + CHUNK]))
         numbers.append(last)

@@ -7,6 +7,8 @@ like there. Here its requests come from, and its outputs go to, any number of fr
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -20,16 +22,20 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 
 from qiao.engine.request import EngineRequest, SequenceOutput
 from qiao.errors import EngineDeadError, ParameterError, QiaoError
+from qiao.lora.request import LoRARequest
 from qiao.transport.client import EngineClient, EngineState
 from qiao.transport.curve import EngineKeys
 from qiao.transport.messages import (
     PROTOCOL,
     Aborted,
+    AdapterDone,
     Alive,
     Draining,
+    DropAdapter,
     Failed,
     FromEngine,
     Hello,
+    LoadAdapter,
     Ready,
     Refused,
     Step,
@@ -43,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
 
+UNKNOWN = 2**62
+"""No adapter's number."""
+
 
 class _Session:
     """One front end's connection."""
@@ -55,6 +64,8 @@ class _Session:
         self.heard = time.monotonic()
         self.ready = False
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.adapters: dict[int, int] = {}
+        """The engine's numbers of the front end's adapters: several front ends count for themselves."""
 
     def send(self, message: FromEngine) -> None:
         """Send, behind all outputs so far."""
@@ -87,6 +98,7 @@ class EngineService:
         self._keys = keys
         self._sessions: dict[bytes, _Session] = {}
         self._count = 0
+        self._adapter_numbers = itertools.count(1)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
         self._context = zmq.asyncio.Context()
@@ -164,7 +176,7 @@ class EngineService:
             peer, payload = await self._socket.recv_multipart()
             try:
                 message = self._decoder.decode(payload)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, QiaoError) as error:
                 self._send(peer, Failed(describe_error(QiaoError(f"no message of version {PROTOCOL}: {error}"))))
                 self._drop(peer)
                 continue
@@ -185,6 +197,10 @@ class EngineService:
                 self._submit(session, message.request)
             elif isinstance(message, Aborted):
                 self._abort(session, message)
+            elif isinstance(message, LoadAdapter):
+                self._load(session, message.request)
+            elif isinstance(message, DropAdapter) and message.number in session.adapters:
+                self._client.drop_adapter(session.adapters.pop(message.number))
 
     def _welcome(self, peer: bytes, hello: Hello) -> None:
         if hello.protocol != PROTOCOL:
@@ -209,8 +225,20 @@ class EngineService:
             session.tasks[request.request_id] = task
             task.add_done_callback(lambda _: session.tasks.pop(request.request_id, None))
 
+    def _load(self, session: _Session, adapter: LoRARequest) -> None:
+        own = dataclasses.replace(adapter, lora_int_id=next(self._adapter_numbers))
+        session.adapters[adapter.lora_int_id] = own.lora_int_id
+
+        def tell(future: asyncio.Future[None]) -> None:
+            error = None if future.cancelled() else future.exception()
+            session.send(AdapterDone(adapter.lora_int_id, describe_error(error) if error is not None else None))
+
+        self._client.load_adapter(own).add_done_callback(tell)
+
     async def _answer(self, session: _Session, request: EngineRequest) -> None:
         own = msgspec.structs.replace(request, request_id=f"{session.number}/{request.request_id}")
+        if request.adapter:  # the front end has sent it before, and sends no request for one that it has dropped
+            own.adapter = session.adapters.get(request.adapter, UNKNOWN)
         try:
             async with aclosing(self._client.generate(own)) as outputs:
                 async for output in outputs:
@@ -258,6 +286,8 @@ class EngineService:
         session = self._sessions.pop(peer, None)
         if session is not None:
             session.end()
+            for number in session.adapters.values():
+                self._client.drop_adapter(number)
 
 
 async def serve_until(service: EngineService, stop: asyncio.Event, timeout: float) -> None:

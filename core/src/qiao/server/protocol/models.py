@@ -25,7 +25,7 @@ class ModelPermission(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """One served name. ``root`` is what was loaded, ``max_model_len`` in tokens."""
+    """One served name. ``root`` is what was loaded, ``max_model_len`` in tokens; a LoRA adapter has a ``parent``."""
 
     id: str
     object: Literal["model"] = "model"

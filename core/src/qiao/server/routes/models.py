@@ -13,16 +13,19 @@ router = APIRouter()
 
 
 def _card(fleet: Fleet, name: str) -> ModelCard | None:
-    """A model, or an alias with the models that it stands for; None where none of them is there."""
+    """A model, its LoRA adapter, or an alias with what it stands for; None where none of that is there."""
     alias = fleet.aliases.get(name)
     arms = [name] if alias is None else list(alias.weights)
     states = [state for state in map(fleet.find, arms) if state is not None]
     if not states:
         return None
+    adapter = states[0].adapter(name) if alias is None else None
+    root = states[0].engine_args.model if adapter is None else adapter.lora_path
     return ModelCard(
         id=name,
         created=states[0].created,
-        root=states[0].engine_args.model if alias is None else ", ".join(arms),
+        root=root if alias is None else ", ".join(arms),
+        parent=None if adapter is None else adapter.base_model_name or states[0].spec.name,
         max_model_len=min(state.client.info.max_model_len for state in states),
         permission=[ModelPermission(id=f"modelperm-{name}", created=states[0].created)],
     )
