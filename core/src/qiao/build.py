@@ -19,7 +19,7 @@ from qiao.config import EngineArgs, SpeculativeConfig, dtype_name
 from qiao.contract import Capabilities, ModelShape
 from qiao.devices import HOST
 from qiao.engine import Engine, EngineConfig
-from qiao.engine.adapters import AdapterPool
+from qiao.engine.adapters import load_adapters
 from qiao.engine.drafting import DraftParts
 from qiao.engine.grammars import Vocabulary
 from qiao.engine.memory import KVSize, gib, memory_limit, size_kv
@@ -38,12 +38,10 @@ from qiao.loading import (
     resolve,
 )
 from qiao.loading.heap import freed_at_once
-from qiao.loading.lora import read_adapter
 from qiao.loading.packed_cache import PackedCache, cache_folder, code_identity, source_identity
 from qiao.loading.weights import weight_files
-from qiao.lora.request import parse_modules
 from qiao.models import create, describe, has_family
-from qiao.models.adapters import ModelAdapters, adapter_bytes, with_adapters
+from qiao.models.adapters import adapter_bytes, with_adapters
 from qiao.models.base import Model
 from qiao.models.packing import load_kept
 from qiao.models.settings import Settings
@@ -178,20 +176,6 @@ def _place_draft(
             f"{main.shape.vocab_size}; take a model of the same family",
         )
     return draft
-
-
-def load_adapters(args: EngineArgs, model: Model, ops: OpTable) -> AdapterPool | None:
-    """The LoRA adapters from the start, and room for more; None where they are not enabled.
-
-    Raises ``ModelError`` for bad files, and for a model that takes no adapters.
-    """
-    if not args.enable_lora:
-        return None
-    read = partial(read_adapter, max_rank=args.max_lora_rank, download_dir=args.download_dir)
-    pool = AdapterPool(ModelAdapters(model, ops), read)
-    for one in parse_modules(args.lora_modules):
-        pool.add(one)
-    return pool
 
 
 def read_vocabulary(args: EngineArgs, vocab_size: int, ends: Sequence[int]) -> Vocabulary:

@@ -6,13 +6,17 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
+from qiao.config import EngineArgs
 from qiao.engine.scheduler import Step
 from qiao.engine.sequence import Adapter, Sequence
 from qiao.errors import ParameterError
-from qiao.loading.lora import LoraFile
-from qiao.lora.request import LoRARequest
+from qiao.loading.lora import LoraFile, read_adapter
+from qiao.lora.request import LoRARequest, parse_modules
 from qiao.models.adapters import ModelAdapters
+from qiao.models.base import Model
+from qiao.optable import OpTable
 
 NOT_ENABLED = "LoRA adapters are not enabled; start with --enable-lora, or LLM(..., enable_lora=True)"
 
@@ -123,3 +127,17 @@ def number_of(seq: Sequence) -> int:
 def names_of(seqs: Iterable[Sequence]) -> list[str]:
     """The adapters that ``seqs`` use, sorted."""
     return sorted({seq.request.adapter.name for seq in seqs if seq.request.adapter is not None})
+
+
+def load_adapters(args: EngineArgs, model: Model, ops: OpTable) -> AdapterPool | None:
+    """The LoRA adapters from the start, and room for more; None where they are not enabled.
+
+    Raises ``ModelError`` for bad files, and for a model that takes no adapters.
+    """
+    if not args.enable_lora:
+        return None
+    read = partial(read_adapter, max_rank=args.max_lora_rank, download_dir=args.download_dir)
+    pool = AdapterPool(ModelAdapters(model, ops), read)
+    for one in parse_modules(args.lora_modules):
+        pool.add(one)
+    return pool
