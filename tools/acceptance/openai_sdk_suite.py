@@ -89,7 +89,7 @@ NOT_APPLICABLE: tuple[tuple[str, str, str], ...] = (
     (r"test_(responses|input_tokens)", r"test_method_(create|count)_with_all_params", _ALL_RESPONSES),
     (
         r"test_embeddings",
-        r"test_(method|raw_response|streaming_response)_create\[strict\]",
+        r"test_(method|raw_response|streaming_response)_create\[(strict|aiohttp)\]",
         "the client asks for base64 and its strict type, a list of numbers, refuses that before it is decoded",
     ),
     (
