@@ -164,6 +164,8 @@ def test_anything_that_openai_s_document_allows(case: Any, real: RunningServer) 
     case.body = bounded(case.body)
     if case.path == "/completions" and isinstance(case.body, dict):
         case.body["stream"] = False  # the document has no words for what comes then
+    if case.path == "/embeddings" and isinstance(case.body, dict):
+        case.body["encoding_format"] = "float"  # nor for vectors in base64, which OpenAI's own client asks for
     case.headers = {**(case.headers or {}), "Authorization": "Bearer none"}
     response = case.call(base_url=real.url + "/v1", timeout=60)
     case.validate_response(response, checks=CHECKS if response.status_code == 200 else CHECKS[:1])

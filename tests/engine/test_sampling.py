@@ -169,7 +169,7 @@ def test_b059_ties_go_to_the_lowest_id_whatever_shares_the_batch() -> None:
     [
         {"temperature": 0.01, "top_k": 1, "top_p": 0.8},
         {"temperature": 1.0, "top_k": 100000, "top_p": 0.5, "min_p": 1.0},
-        {"temperature": 1e-6},
+        *({"temperature": value} for value in (1e-3, 1e-4, 1e-5, 1e-6)),
         {"temperature": 1e-12},
         {"temperature": 0.0, "top_k": 3, "min_p": 0.5},
     ],

@@ -17,10 +17,8 @@ GuidedDecodingParams = StructuredOutputsParams
 """vLLM's old name."""
 
 GREEDY_EPS = 1e-5
-"""Temperatures below are greedy (vLLM's rule)."""
-
-MIN_TEMPERATURE = 1e-2
-"""Smaller positive temperatures are raised to this, to keep logits finite (vLLM's rule)."""
+"""Temperatures below are greedy (vLLM's rule). Those above are taken as they are: vLLM raises them to 0.01, at which it
+draws a token that is hardly less likely now and then. Logits are scaled behind their maximum here and cannot overflow."""
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -227,8 +225,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             self._within("truncate_prompt_tokens", -1, (1 << 31) - 1, integer=True)
             if self.truncate_prompt_tokens == 0:
                 raise ParameterError("truncate_prompt_tokens", "must be -1 or at least 1, got 0")
-        if 0 < self.temperature < MIN_TEMPERATURE and not self.greedy:
-            self.temperature = MIN_TEMPERATURE
 
     def _within(self, name: str, low: float, high: float, integer: bool = False) -> None:
         value = getattr(self, name)
