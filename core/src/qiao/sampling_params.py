@@ -18,7 +18,7 @@ GuidedDecodingParams = StructuredOutputsParams
 
 GREEDY_EPS = 1e-5
 """Temperatures below are greedy (vLLM's rule). Those above are taken as they are: vLLM raises them to 0.01, at which it
-draws a token that is hardly less likely now and then. Logits are scaled behind their maximum here and cannot overflow."""
+draws a token that is hardly less likely now and then. Logits are scaled behind their maximum: none overflows."""
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
