@@ -32,7 +32,7 @@ options = HostOptions(module="tests.support.server", log_level="warning")
 sys.exit(host_engine(args, address, Path(keys), 20.0, "info", options))
 """
 
-SCRIPT = '{"table": %s, "tables": {"endless": %s}, "pause": 0.005}'
+SCRIPT = '{"table": %s, "tables": {"endless": %s}, "pause": 0.02}'
 
 
 @contextmanager
@@ -92,7 +92,9 @@ def test_a_front_end_outlives_its_engines_hosts_and_takes_them_back(rand_folder:
         threads = [threading.Thread(target=lambda: answers.append(ask(gateway, **long))) for _ in range(2)]
         for thread in threads:
             thread.start()
-        gateway.wait_for(lambda: gateway.metric("vllm:num_requests_running") == 2)
+        # Both have tokens by then, so that the one whose engine goes is not sent again; neither is near its end.
+        gateway.wait_for(lambda: gateway.metric("vllm:generation_tokens_total") > 60)
+        assert gateway.metric("vllm:num_requests_running") == 2
         process.kill()
         assert {ask(gateway).status_code for _ in range(10)} == {200}
         for thread in threads:
