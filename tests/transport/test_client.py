@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from qiao.config import EngineArgs
 from qiao.engine.request import EngineRequest
 from qiao.errors import EngineDeadError, KernelError, ModelError, OverloadedError, ParameterError, QiaoError
 from qiao.sampling_params import SamplingParams
-from qiao.transport import EngineClient, EngineState
+from qiao.transport import EngineClient, EnginePool, EngineState
+from qiao.transport.client import Source
 from qiao.transport.messages import FromEngine
 from qiao.transport.process import EngineProcess, HostOptions, LocalSource, launch
 
@@ -44,6 +45,18 @@ async def running(**options: object) -> AsyncIterator[EngineClient]:
         yield client
     finally:
         await client.stop()
+
+
+@asynccontextmanager
+async def running_pool(sources: Sequence[Source], backoff: float) -> AsyncIterator[EnginePool]:
+    """A pool of the engines behind ``sources``, all ready."""
+    pool = EnginePool([EngineClient(source, backoff=backoff) for source in sources])
+    await pool.start()
+    await until(lambda: all(engine.state is EngineState.READY for engine in pool.engines))
+    try:
+        yield pool
+    finally:
+        await pool.stop()
 
 
 async def tokens(client: EngineClient, asked: EngineRequest) -> list[int]:

@@ -17,19 +17,14 @@ from qiao.transport.process import LocalSource
 from qiao.transport.routing import CHUNK, Desk, choose, chunks_of
 
 from tests.support.server import DIE, EOS
-from tests.transport.test_client import OPTIONS, args, request, until
+from tests.transport.test_client import OPTIONS, args, request, running_pool, until
 
 
 @asynccontextmanager
 async def pool(count: int, **script: object) -> AsyncIterator[EnginePool]:
     sources = [LocalSource(args(**{"pause": 0.002, **script}), OPTIONS) for _ in range(count)]
-    made = EnginePool([EngineClient(source, backoff=0.01) for source in sources])
-    await made.start()
-    await until(lambda: all(engine.state is EngineState.READY for engine in made.engines))
-    try:
+    async with running_pool(sources, 0.01) as made:
         yield made
-    finally:
-        await made.stop()
 
 
 async def tokens(made: EnginePool, asked: EngineRequest) -> list[int]:

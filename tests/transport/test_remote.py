@@ -22,7 +22,7 @@ from qiao.transport.remote import RemoteSource, check_address
 from qiao.transport.service import EngineService
 
 from tests.support.server import EOS, FULL
-from tests.transport.test_client import OPTIONS, args, request, until
+from tests.transport.test_client import OPTIONS, args, request, running_pool, until
 
 
 @dataclass
@@ -50,14 +50,8 @@ async def host(keys: Path, **script: object) -> AsyncIterator[Host]:
 
 @asynccontextmanager
 async def gateway(keys: Path, *hosts: Host) -> AsyncIterator[EnginePool]:
-    sources = [RemoteSource(one.service.address, keys) for one in hosts]
-    pool = EnginePool([EngineClient(source, backoff=0.02) for source in sources])
-    await pool.start()
-    await until(lambda: all(engine.state is EngineState.READY for engine in pool.engines))
-    try:
+    async with running_pool([RemoteSource(one.service.address, keys) for one in hosts], 0.02) as pool:
         yield pool
-    finally:
-        await pool.stop()
 
 
 @pytest.fixture

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Histogram
 
 from qiao.observability import names
+from qiao.observability.ended import EndedNames, EndedRequests
 
-_REASONS = ("stop", "length", "abort", "error")
+_FAMILIES = EndedNames(
+    requests=names.ALIAS_REQUESTS,
+    prompt_tokens=names.ALIAS_PROMPT_TOKENS,
+    generation_tokens=names.ALIAS_GENERATION_TOKENS,
+    ttft=names.ALIAS_TTFT,
+)
 
 
 class AliasMetrics:
@@ -16,23 +22,11 @@ class AliasMetrics:
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self._model = model_name
-        keys = ["alias", "model_name"]
-        self._requests = Counter(
-            names.ALIAS_REQUESTS, "Ended sequences under an alias.", [*keys, "finished_reason"], registry=registry
-        )
-        self._prompt = Counter(names.ALIAS_PROMPT_TOKENS, "Prompt tokens under an alias.", keys, registry=registry)
-        self._generated = Counter(names.ALIAS_GENERATION_TOKENS, "Tokens made under an alias.", keys, registry=registry)
-        self._ttft = Histogram(
-            names.ALIAS_TTFT,
-            "Seconds from arrival to the first token, by alias.",
-            keys,
-            buckets=names.TTFT_BUCKETS,
-            registry=registry,
-        )
+        self._ended = EndedRequests(registry, _FAMILIES, "alias", model_name)
         self._e2e = Histogram(
             names.ALIAS_E2E,
             "Seconds from arrival to the end, by alias.",
-            keys,
+            ["alias", "model_name"],
             buckets=names.LATENCY_BUCKETS,
             registry=registry,
         )
@@ -41,11 +35,5 @@ class AliasMetrics:
         self, alias: str, reasons: Sequence[str], prompt: int, generated: int, ttft: float | None, e2e: float
     ) -> None:
         """Count one ended request."""
-        keys = (alias, self._model)
-        for reason in reasons:
-            self._requests.labels(*keys, reason if reason in _REASONS else "error").inc()
-        self._prompt.labels(*keys).inc(prompt)
-        self._generated.labels(*keys).inc(generated)
-        if ttft is not None:
-            self._ttft.labels(*keys).observe(max(0.0, ttft))
-        self._e2e.labels(*keys).observe(max(0.0, e2e))
+        self._ended.finished(alias, reasons, prompt, generated, ttft)
+        self._e2e.labels(alias, self._model).observe(max(0.0, e2e))

@@ -19,11 +19,11 @@ from prometheus_client.utils import floatToGoString
 
 from qiao.observability import names
 from qiao.observability.alias_metrics import AliasMetrics
+from qiao.observability.ended import REASONS
 from qiao.observability.snapshot import Snapshot, SnapshotCollector
 from qiao.observability.tenant_metrics import TenantMetrics
 
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")
-_REASONS = ("stop", "length", "abort", "error")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class Metrics:
     def finished(self, record: FinishedRequest) -> None:
         """Count one ended request."""
         for reason in record.finish_reasons:
-            self._success.labels(finished_reason=reason if reason in _REASONS else "error", **self._labels).inc()
+            self._success.labels(finished_reason=reason if reason in REASONS else "error", **self._labels).inc()
         self._prompt.observe(record.prompt_tokens)
         self._generation.observe(record.generation_tokens)
         self._n.observe(record.n)
@@ -184,7 +184,7 @@ class Metrics:
         self._rejections = Counter(
             names.REJECTED, "Requests refused by a full queue.", ["model_name", "reason"], registry=registry
         )
-        for reason in _REASONS:
+        for reason in REASONS:
             self._success.labels(finished_reason=reason, **self._labels)
 
 

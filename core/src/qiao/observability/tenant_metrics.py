@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 
 from qiao.observability import names
+from qiao.observability.ended import EndedNames, EndedRequests
 
 MAX_TENANTS = 100
 """Tenants with a label of their own, in order of appearance; the rest are ``other``."""
@@ -14,7 +15,12 @@ MAX_TENANTS = 100
 DEFAULT_LABEL = "default"
 OTHER_LABEL = "other"
 
-REASONS = ("stop", "length", "abort", "error", "other")
+_FAMILIES = EndedNames(
+    requests=names.TENANT_REQUESTS,
+    prompt_tokens=names.TENANT_PROMPT_TOKENS,
+    generation_tokens=names.TENANT_GENERATION_TOKENS,
+    ttft=names.TENANT_TTFT,
+)
 
 
 class TenantMetrics:
@@ -23,21 +29,12 @@ class TenantMetrics:
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self._model = model_name
         self._known: set[str] = set()
-        keys = ["tenant", "model_name"]
-        self._requests = Counter(
-            names.TENANT_REQUESTS, "Ended sequences of a tenant.", [*keys, "finished_reason"], registry=registry
-        )
-        self._prompt = Counter(names.TENANT_PROMPT_TOKENS, "Prompt tokens of a tenant.", keys, registry=registry)
-        self._generated = Counter(names.TENANT_GENERATION_TOKENS, "Tokens made for a tenant.", keys, registry=registry)
-        self._ttft = Histogram(
-            names.TENANT_TTFT,
-            "Seconds from arrival to the first token, by tenant.",
-            keys,
-            buckets=names.TTFT_BUCKETS,
-            registry=registry,
-        )
+        self._ended = EndedRequests(registry, _FAMILIES, "tenant", model_name, other="other")
         self._refusals = Counter(
-            names.TENANT_REFUSALS, "Requests that a tenant's limits turned away.", [*keys, "reason"], registry=registry
+            names.TENANT_REFUSALS,
+            "Requests that a tenant's limits turned away.",
+            ["tenant", "model_name", "reason"],
+            registry=registry,
         )
 
     def label(self, tenant: str) -> str:
@@ -52,13 +49,7 @@ class TenantMetrics:
 
     def finished(self, tenant: str, reasons: Sequence[str], prompt: int, generated: int, ttft: float | None) -> None:
         """Count one ended request."""
-        keys = (self.label(tenant), self._model)
-        for reason in reasons:
-            self._requests.labels(*keys, reason if reason in REASONS else "other").inc()
-        self._prompt.labels(*keys).inc(prompt)
-        self._generated.labels(*keys).inc(generated)
-        if ttft is not None:
-            self._ttft.labels(*keys).observe(max(0.0, ttft))
+        self._ended.finished(self.label(tenant), reasons, prompt, generated, ttft)
 
     def refused(self, tenant: str, reason: str) -> None:
         """Count one refusal; ``reason`` comes from a fixed set of codes."""
