@@ -12,14 +12,13 @@ import torch
 from qiao.errors import ModelError
 from qiao.loading import WeightStore, load_config, read_raw_config, resolve
 from qiao.models import read_spec
-from qiao.quantize import awq
 from qiao.quantize.activations import Layers, linear_names
 from qiao.quantize.gptq import gptq
 from qiao.quantize.grid import Grid
 from qiao.quantize.options import Options
-from qiao.quantize.result import LayerResult, stages
+from qiao.quantize.result import stages
 from qiao.quantize.scaled import experts_by_awq
-from qiao.quantize.source import Source, Stack, part
+from qiao.quantize.source import Source
 from safetensors.torch import load_file, save_file
 
 from tests.quantize.test_run import dequantized, run, stored
@@ -138,20 +137,9 @@ def test_experts_that_saw_too_few_tokens_are_rounded_to_nearest(
         assert torch.equal(few[name], plain[name])
 
 
-def test_awq_changes_nothing_but_by_rounding(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_awq_changes_nothing_but_by_rounding(model: Path, scaled_weights: dict[str, torch.Tensor]) -> None:
     """With large scales, the weights that are about to be rounded still make the model that they come from."""
-    made: dict[str, torch.Tensor] = {}
-    take = LayerResult.take
-
-    def keep(result: LayerResult, stack: Stack, weight: torch.Tensor, *rest: Any) -> None:
-        made.update(part(stack.weights, weight))
-        take(result, stack, weight, *rest)
-
-    def large(weight: torch.Tensor, gram: torch.Tensor, magnitude: torch.Tensor, *_: Any) -> torch.Tensor:
-        return (magnitude / magnitude.mean()).clamp(0.2, 5.0).pow(-1.0)
-
-    monkeypatch.setattr(awq, "search_scale", large)
-    monkeypatch.setattr(LayerResult, "take", keep)
+    made = scaled_weights
     source, layers, hidden = prepared(model, MANY)
     options, grid = Options(method="awq", group=32), Grid(4, False, torch.float32)
     config = read_raw_config(resolve(model))

@@ -11,14 +11,12 @@ import torch
 from qiao.errors import ModelError
 from qiao.loading import WeightStore, read_raw_config, resolve
 from qiao.models import read_spec
-from qiao.quantize import awq
 from qiao.quantize.activations import Layers, linear_names
 from qiao.quantize.grid import Grid
 from qiao.quantize.methods import by_rtn
 from qiao.quantize.options import Options
-from qiao.quantize.result import LayerResult
 from qiao.quantize.scaled import by_awq
-from qiao.quantize.source import Source, Stack, part
+from qiao.quantize.source import Source
 from safetensors.torch import save_file
 
 from tests.models import published
@@ -60,20 +58,11 @@ def prepared(name: str, folder: Path) -> tuple[Any, dict[str, torch.Tensor], Sou
 
 
 @pytest.mark.parametrize("name", [*DENSE, *CASES])
-def test_awq_changes_nothing_but_by_rounding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_awq_changes_nothing_but_by_rounding(
+    name: str, tmp_path: Path, scaled_weights: dict[str, torch.Tensor]
+) -> None:
     """With large scales, the weights that are about to be rounded still make the model that they come from."""
-    made: dict[str, torch.Tensor] = {}
-    take = LayerResult.take
-
-    def keep(result: LayerResult, stack: Stack, weight: torch.Tensor, *rest: Any) -> None:
-        made.update(part(stack.weights, weight))
-        take(result, stack, weight, *rest)
-
-    def large(weight: torch.Tensor, gram: torch.Tensor, magnitude: torch.Tensor, *_: Any) -> torch.Tensor:
-        return (magnitude / magnitude.mean()).clamp(0.2, 5.0).pow(-1.0)
-
-    monkeypatch.setattr(awq, "search_scale", large)
-    monkeypatch.setattr(LayerResult, "take", keep)
+    made = scaled_weights
     config, weights, source, layers, hidden = prepared(name, tmp_path / "model")
     options, grid = Options(method="awq", group=32), Grid(4, False, torch.float32)
     with torch.inference_mode():
