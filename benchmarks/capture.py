@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import random
 import statistics
 import time
 from pathlib import Path
@@ -16,9 +15,8 @@ from pathlib import Path
 from qiao.build import build_engine
 from qiao.config import EngineArgs
 from qiao.engine import Engine
-from qiao.engine.request import EngineRequest
-from qiao.sampling_params import SamplingParams
 from qiao_cpu.native import Program
+from step_profile import queue
 
 PROMPT = 32
 WARM_UP = 20
@@ -41,16 +39,7 @@ class Clock:
 
 def start(engine: Engine, size: int, steps: int, vocab: int) -> None:
     """Queue ``size`` greedy requests that run for all ``steps``, and take the first steps, which record."""
-    numbers = random.Random(size)
-    for i in range(size):
-        engine.add_request(
-            EngineRequest(
-                request_id=f"{size}-{i}",
-                arrival=time.time(),
-                prompt_token_ids=[numbers.randrange(vocab // 2) for _ in range(PROMPT)],
-                params=SamplingParams(temperature=0.0, max_tokens=steps + WARM_UP + 5, ignore_eos=True),
-            )
-        )
+    queue(engine, size, PROMPT, steps + WARM_UP + 5, vocab)
     for _ in range(WARM_UP):
         engine.step()
 

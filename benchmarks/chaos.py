@@ -19,25 +19,25 @@ import os
 import platform
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import psutil
+from http_throughput import free_port, process
 from qiao.tenants import KeyStore, Tenant
 from qiao.transport.curve import make_keys
 from rich.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
 Kill = dict[str, "float | None"]
 """When an engine was killed, and after how many seconds all were ready again."""
@@ -315,29 +315,6 @@ def plot(found: list[Outcome], kills: list[Kill], path: Path) -> None:
     for axes in (upper, lower):
         axes.legend(loc="upper right")
     figure.savefig(path, dpi=110)
-
-
-def free_port() -> int:
-    """A port that nobody uses at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@contextmanager
-def process(module: str, words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python module that runs for the time of the block."""
-    started = subprocess.Popen([sys.executable, "-m", module, *words], stdout=sys.stderr)
-    try:
-        yield started
-    finally:
-        started.send_signal(signal.SIGTERM)
-        try:
-            started.wait(60)
-        except subprocess.TimeoutExpired:
-            started.kill()
-            started.wait()
 
 
 @asynccontextmanager

@@ -51,21 +51,28 @@ def wait_until_ready(url: str, server: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
+def process(module: str, words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python module that runs for the time of the block; what it prints goes to this program's errors."""
+    started = subprocess.Popen([sys.executable, "-m", module, *words], stdout=sys.stderr)
+    try:
+        yield started
+    finally:
+        started.send_signal(signal.SIGTERM)
+        try:
+            started.wait(60)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
+
+
+@contextmanager
 def served(model: str, flags: list[str]) -> Iterator[str]:
     """The base address of a server that runs for the time of the block."""
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-m", "qiao.server", model, "--port", str(port), "--served-model-name", "bench", *flags]
-    server = subprocess.Popen(command, stdout=sys.stderr)
-    try:
+    words = [model, "--port", str(port), "--served-model-name", "bench", *flags]
+    with process("qiao.server", words) as server:
         wait_until_ready(url, server)
         yield url
-    finally:
-        server.send_signal(signal.SIGTERM)
-        try:
-            server.wait(60)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
 
 
 def machine() -> dict[str, Any]:
