@@ -12,10 +12,14 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from fastapi import FastAPI
 from qiao.errors import ParameterError
 from qiao.lora.request import RUNTIME_VARIABLES
+from qiao.server.access import Access, Tenants
 from qiao.server.aliases import Alias
 from qiao.server.flags import parse
+from qiao.server.routes import admin
+from starlette.testclient import TestClient
 
 from tests.support.server import RunningServer, chain, started
 
@@ -173,6 +177,23 @@ def test_swap_under_load_loses_no_request(fleet: RunningServer, rand_folder: Pat
     assert set(texts[-10:]) == {"neu"}
     assert long[0].json()["usage"]["completion_tokens"] == 400
     assert [model["state"] for model in swapped.json()["models"]] == ["ready", "ready"]
+
+
+@pytest.mark.parametrize("root", ["", "/api"])
+@pytest.mark.parametrize("keys", [(), ("USER",)])
+def test_no_prefix_of_paths_opens_the_administrator_s_routes(root: str, keys: tuple[str, ...]) -> None:
+    app = FastAPI(root_path=root)
+    app.include_router(admin.router)
+    app.add_middleware(Access, tenants=Tenants(keys), refused=lambda call, why: None, admin_key="ADMIN")
+    http = TestClient(app, raise_server_exceptions=False)
+    for path in ("/admin/models", "/api/admin/models", "/api//admin/models"):
+        for key in ("", "USER"):
+            assert http.get(path, headers={"Authorization": f"Bearer {key}"}).status_code in (401, 404), path
+    for path in {
+        "/admin/models",
+        f"{root.rstrip('/')}/admin/models",
+    }:  # as far as the handler, which has no server here
+        assert http.get(path, headers=ADMIN).status_code == 500, path
 
 
 def test_models_are_loaded_and_unloaded_by_the_administrator_alone(fleet: RunningServer, rand_folder: Path) -> None:

@@ -26,6 +26,9 @@ PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"}) 
 ADMIN_PREFIX = "/admin/"
 """What only the administrator may call."""
 
+ADMINISTRATOR = "qiao.administrator"
+"""Where the scope says that the administrator's key was given: routes of the administrator look for it."""
+
 CALL = "qiao.call"
 """Where the scope keeps its call, for the layers outside of this one."""
 
@@ -33,6 +36,12 @@ _REFUSALS: Mapping[int, str] = {403: "forbidden", 429: "quota", 504: "deadline"}
 """Statuses that a tenant's own limits lead to, and their names in the metrics."""
 
 _INTEGER = re.compile(r"[+-]?\d{1,9}")
+
+
+def route_path(scope: Scope) -> str:
+    """The path that routes are found by: without the prefix of ``--root-path``, which a proxy may have left on."""
+    path, prefix = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    return path[len(prefix) :] if prefix and path.startswith(f"{prefix}/") else path
 
 
 class Tenants:
@@ -139,11 +148,11 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401, 403 or 429, or pass on."""
-        if scope["type"] == "lifespan" or scope["path"] in PUBLIC_PATHS:
+        if scope["type"] == "lifespan" or (path := route_path(scope)) in PUBLIC_PATHS:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if self._admin_key is not None and scope["path"].startswith(ADMIN_PREFIX):
+        if self._admin_key is not None and path.startswith(ADMIN_PREFIX):
             await self._administer(_key_text(headers), scope, receive, send)
             return
         try:
@@ -165,6 +174,7 @@ class Access:
     async def _administer(self, key: str, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._admin_key is not None
         if hmac.compare_digest(key.encode("utf-8", "surrogateescape"), self._admin_key.encode()):
+            scope[ADMINISTRATOR] = True
             await self._app(scope, receive, send)
         else:
             await _refuse(_unknown("the administrator's key"), scope, receive, send)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 
 from qiao.errors import NotFoundError, ParameterError
+from qiao.server.access import ADMINISTRATOR
 from qiao.server.body import StrictRoute
 from qiao.server.config_file import AliasEntry, read_model
+from qiao.server.errors import ApiError
 from qiao.server.flags import file_values
 from qiao.server.fleet import Fleet, fleet_of
 from qiao.server.protocol.admin import AliasStatus, FleetStatus, ModelStatus
@@ -16,7 +18,14 @@ from qiao.server.routes.shared import ERRORS
 from qiao.server.setup import ModelSpec
 from qiao.server.state import ServerState
 
-router = APIRouter(route_class=StrictRoute, prefix="/admin")
+
+def _administrator(request: Request) -> None:
+    """Whoever comes here past the check of keys is refused. Raises ``ApiError``."""
+    if request.scope.get(ADMINISTRATOR) is not True:
+        raise ApiError(401, "needs the administrator's key")
+
+
+router = APIRouter(route_class=StrictRoute, prefix="/admin", dependencies=[Depends(_administrator)])
 
 DRAIN_SECONDS = 300.0
 """How long requests may go on on a model that leaves, where the administrator says nothing else."""
