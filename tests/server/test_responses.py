@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from qiao.errors import ParameterError, QiaoError
+from qiao.server.responses.service import Responses
 from qiao.server.responses.store import Bounds, ResponseStore, Stored
 
 from tests.support.server import RunningServer, scripted
@@ -378,6 +381,27 @@ def test_what_is_kept_is_bounded_by_count_bytes_and_age() -> None:
     with pytest.raises(QiaoError, match="bytes"):
         store.put(stored("f", output=["x" * 2000]))
     assert kept() == "e"
+    now[0] += 11.0
+    with pytest.raises(ParameterError, match="may have expired"):
+        store.history("a", "e")  # what is too old is not made young by asking for it
+    assert kept() == ""
+
+
+def test_an_end_that_cannot_be_kept_leaves_nothing_that_says_it_runs() -> None:
+    store = ResponseStore("memory", Bounds(9, 100.0, 1000))
+    events = [{"type": "delta", "delta": "x" * 900}]
+
+    async def work() -> None:
+        responses = Responses(store)
+        for name, output, kept in (("a", "short", True), ("b", "x" * 1000, False)):
+            assert await responses.keep(stored(name, status="in_progress"))
+            await responses._keep_end(replace(stored(name, output=[output]), events=events))
+            found = store.get("a", name)
+            assert (found is not None) == kept
+            assert found is None or (found.response["status"], found.events) == ("completed", None)
+        await responses.close()
+
+    asyncio.run(work())
 
 
 def test_a_file_outlives_the_server_and_what_was_running_has_failed(tmp_path: Path) -> None:

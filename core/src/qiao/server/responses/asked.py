@@ -36,7 +36,7 @@ def items_of(body: InputTokensRequest) -> list[Item]:
 
 def listed(items: Sequence[Item], response_id: str) -> list[Item]:
     """``items`` as OpenAI lists them: each with an id, and messages with parts where the client sent a plain text."""
-    return [{**_in_parts(item), "id": item.get("id") or f"{response_id}_{i}"} for i, item in enumerate(items)]
+    return [{**_in_parts(item), "id": str(item.get("id") or f"{response_id}_{i}")} for i, item in enumerate(items)]
 
 
 def _in_parts(item: Item) -> Item:
@@ -185,6 +185,8 @@ def tools_of(body: InputTokensRequest) -> list[dict[str, Any]]:
         if not isinstance(tool, Mapping) or tool.get("type", "function") != "function":
             raise ParameterError(f"tools[{i}]", "must be an object of the type function; there are no built-in tools")
         shown = {name: tool.get(name) for name in ("name", "description", "parameters", "strict")}
+        if not isinstance(shown["name"], str):
+            raise ParameterError(f"tools[{i}].name", "must be a string")
         if allowed is None or shown["name"] in allowed:
             found.append({"type": "function", **shown})
     return found

@@ -7,7 +7,8 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from qiao.errors import OverloadedError, ParameterError, QiaoError
@@ -155,11 +156,18 @@ class Responses:
                 running.answer.fail(failure(error))
                 running.note(running.answer.last())
             running.end()
-            await self.keep(running.stored())
+            await self._keep_end(running.stored())
         finally:
             running.quota.end()
             del self._running[key]
             running.ended()
+
+    async def _keep_end(self, stored: Stored) -> None:
+        """Store how it ended, without its events where they are too much; else nothing says any more that it runs."""
+        if await self.keep(stored) or await self.keep(replace(stored, events=None)) or self._store is None:
+            return
+        with suppress(QiaoError):  # the log has the reason
+            await self._run(self._store.delete, stored.tenant, stored.response["id"])
 
     async def cancel(self, tenant: str, name: str) -> dict[str, object]:
         """End a response of the background; one that has ended stays as it is. Raises ``ApiError``."""

@@ -37,7 +37,7 @@ PRAGMA user_version = {VERSION};
 
 _CHAIN = """
 WITH RECURSIVE chain (id, previous, depth) AS (
-  SELECT id, previous, 0 FROM responses WHERE tenant = :tenant AND id = :id
+  SELECT id, previous, 0 FROM responses WHERE tenant = :tenant AND id = :id AND used >= :oldest
   UNION ALL
   SELECT earlier.id, earlier.previous, depth + 1 FROM responses AS earlier JOIN chain
   ON earlier.tenant = :tenant AND earlier.id = chain.previous WHERE depth < :turns)
@@ -153,7 +153,8 @@ class ResponseStore:
 
         Raises ``ParameterError`` where it is not whole.
         """
-        rows = self._rows(_CHAIN, {"tenant": tenant, "id": name, "turns": MAX_TURNS})
+        oldest = self._clock() - self._bounds.age
+        rows = self._rows(_CHAIN, {"tenant": tenant, "id": name, "turns": MAX_TURNS, "oldest": oldest})
         if not rows:
             raise ParameterError("previous_response_id", f"no response has the id {name[:100]!r}; it may have expired")
         if rows[0][1] is not None:
