@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +70,16 @@ def test_the_context_follows_a_small_cache(rand: Path, caplog: pytest.LogCapture
 def test_the_block_size_comes_from_the_device_unless_set(rand: Path) -> None:
     assert build_engine(_args(rand)).info.block_size == 16
     assert build_engine(_args(rand, block_size=4)).info.block_size == 4
+
+
+def test_kept_blocks_are_found_only_by_what_would_make_the_same(rand: Path) -> None:
+    def identity(**changes: Any) -> str:
+        sizes = build_engine(_args(rand, kv_offloading_size=0.01, **changes)).engine.config.kv_offloading
+        assert sizes is not None
+        return sizes.identity
+
+    names = [identity(), identity(max_model_len=64), identity(dtype="bfloat16"), identity(block_size=4)]
+    assert len(set(names)) == 4 and identity() == names[0]
 
 
 def test_info_says_what_was_built(rand: Path) -> None:

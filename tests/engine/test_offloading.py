@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,7 +19,7 @@ from qiao.engine.blocks import BlockManager
 from qiao.engine.integrity import check_blocks
 from qiao.engine.offloading import BlockCopier, Offload
 from qiao.engine.prefix import BlockKey, PrefixCache, block_key, root_digest
-from qiao.engine.tiers import OffloadSizes
+from qiao.engine.tiers import DiskTier, OffloadSizes
 from qiao.errors import ParameterError
 
 from tests.support.engine import Results, TinyModel, make_engine, request, run
@@ -278,3 +279,12 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
         make_engine(kv_offloading=OffloadSizes(0, open_to_all, 1 << 20, "x"))
     with pytest.raises(ParameterError, match="needs prefix caching"):
         make_engine(enable_prefix_caching=False, kv_offloading=OffloadSizes(1))
+
+
+def test_files_that_nobody_writes_any_more_are_deleted(tmp_path: Path) -> None:
+    left, fresh = tmp_path / "old.1.part", tmp_path / "new.2.part"
+    for path in (left, fresh):
+        path.write_bytes(b"half")
+    os.utime(left, (1.0, 1.0))
+    tier = DiskTier(tmp_path, 1 << 20, "a")
+    assert (left.exists(), fresh.exists(), tier.used) == (False, True, 0)

@@ -89,11 +89,11 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
     draft = _place_draft(args, backend, counters, placed, wanted)
     others = _used_by_others(args, ops)
     model = _load(placed, backend)
-    adapters = load_adapters(args, model, ops)
     parts = None if draft is None else DraftParts(_load(draft, backend), draft.ops, dtype_of(draft.shape.cache_dtype))
     kv_dtype = dtype_of(shape.cache_dtype)
     size = _size_cache(placed, draft, wanted, others)
     logger.info(size.explanation)
+    adapters = load_adapters(args, model, ops)  # after the sizes, which leave room for them
     max_model_len = _fit_context(wanted, size, plan.block_size)
     settings = _engine_config(args, shape, plan, size, max_model_len, kv_dtype)
     settings = replace(settings, kv_offloading=_offloading(placed, draft, backend))
@@ -354,6 +354,7 @@ def _offloading(placed: _Placed, draft: _Placed | None, backend: Backend) -> Off
             "config": plain_config(one.files, one.args.hf_overrides),
             "dtypes": [one.shape.dtype, one.shape.cache_dtype, one.args.quantization],
             "cache": [one.ops.kv_layout, one.plan.block_size, backend.plugin],
+            "length": one.args.max_model_len,  # some ropes turn keys by it
             "code": code_identity(here / name for name in ("layers", "loading", "models", "quantization")),
         }
         for one in models
@@ -428,10 +429,11 @@ def _memory(args: EngineArgs, ops: OpTable) -> tuple[int, int, str, float]:
 
 
 def _reserve(args: EngineArgs, shape: ModelShape, dtype: torch.dtype, ops: OpTable) -> int:
-    """Bytes to keep free where the cache lies: a step's working memory, and LoRA adapters that may still come."""
+    """Bytes to keep free where the cache lies: a step's working memory, and LoRA adapters."""
     working = _activation_bytes(args, shape, dtype) if ops.kv_device == ops.device else 0
     beside = shape.max_loras > 0 and ops.matmul["dense"].device == ops.kv_device
-    return working + (adapter_bytes(shape) if beside else 0)
+    adapters = max(shape.max_loras, len(args.lora_modules))
+    return working + (adapter_bytes(shape) // shape.max_loras * adapters if beside else 0)
 
 
 def _activation_bytes(args: EngineArgs, shape: ModelShape, dtype: torch.dtype) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import struct
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,9 @@ import numpy.typing as npt
 from qiao.engine.prefix import BlockKey
 
 logger = logging.getLogger(__name__)
+
+_ABANDONED_SECONDS = 600.0
+"""A file that is being written for so long belongs to a process that has ended."""
 
 Content = npt.NDArray[np.uint8]
 """Keys and values of one block over all layers, as bytes [n]."""
@@ -113,7 +117,14 @@ class DiskTier:
         self._capacity = capacity
         self._prefix = identity + "-"
         private_folder(folder)
-        found = [(path.stat(), path.name) for path in folder.glob("*.kv")]
+        found = []
+        for path in (*folder.glob("*.kv"), *folder.glob("*.part")):
+            with suppress(FileNotFoundError):  # another engine over the same folder may delete it just now
+                at = path.stat()
+                if path.suffix == ".kv":
+                    found.append((at, path.name))
+                elif time.time() - at.st_mtime > _ABANDONED_SECONDS:
+                    path.unlink()
         self._sizes = OrderedDict((name, at.st_size) for at, name in sorted(found, key=lambda one: one[0].st_mtime))
         self._used = sum(self._sizes.values())
         self._pending: dict[str, tuple[BlockKey, Content]] = {}
