@@ -206,7 +206,7 @@ class Engine:
                 self._drafter.complete(step)
             batch = self._runner.build(step)
             result = self._runner.run(step, batch)
-            if self._drafter is not None and not batch.decode:
+            if self._drafter is not None:
                 self._drafter.follow(step, batch)
         except Exception as error:  # whatever a vendor's operator raises is one request's failure, not the engine's
             logger.exception("a step of %d sequences failed", len(step.seqs))
@@ -238,19 +238,21 @@ class Engine:
 
     def _advance(self, step: Step) -> None:
         """Count the computed tokens and make newly filled blocks findable. Drafts count once they are accepted."""
+        cached, block_size, drafted = self._blocks.cache is not None, self.config.block_size, step.drafted
         for seq, count in zip(step.seqs, step.counts, strict=True):
-            self._count(seq, count - len(seq.draft))
+            seq.num_computed += count - len(seq.draft) if drafted else count
+            if cached and seq.num_computed // block_size > seq.num_registered:
+                self._register(seq)
 
-    def _count(self, seq: Sequence, computed: int) -> None:
-        seq.num_computed += computed
+    def _register(self, seq: Sequence) -> None:
+        """Make the filled blocks of ``seq`` findable."""
         cache, block_size = self._blocks.cache, self.config.block_size
-        if cache is not None:
-            full = seq.num_computed // block_size
-            if full > seq.num_registered:
-                keys = seq.keys_up_to(full, block_size)
-                for i in range(seq.num_registered, full):
-                    cache.register(seq.blocks[i], keys[i])
-                seq.num_registered = full
+        full = seq.num_computed // block_size
+        if cache is not None and full > seq.num_registered:
+            keys = seq.keys_up_to(full, block_size)
+            for i in range(seq.num_registered, full):
+                cache.register(seq.blocks[i], keys[i])
+            seq.num_registered = full
 
     def _end_drafts(self, sampled: list[Sequence], result: Sampled) -> None:
         for seq, tokens in zip(sampled, result.token_ids, strict=True):
@@ -305,7 +307,8 @@ class Engine:
                 break
         self._totals.generation_tokens += taken
         if len(token_ids) > 1:
-            self._count(seq, taken - 1)
+            seq.num_computed += taken - 1
+            self._register(seq)
             output.token_ids = token_ids[:taken]
             output.logprobs = scored and scored[:taken]
         return output

@@ -98,7 +98,8 @@ class Sampler:
         ids, start = drawn.tolist(), 0
         result = Sampled([], None if scored is None else [])
         for row, draft in zip(rows.tolist(), drafts, strict=True):
-            kept = ids[start : start + _agreed(ids[start:], draft)]
+            kept = ids[start : start + len(draft) + 1]
+            kept = kept[: _agreed(kept, draft)]
             result.token_ids.append(kept)
             if scored is not None and result.logprobs is not None:
                 found = [one for one in scored[start : start + len(kept)] if one is not None]

@@ -314,8 +314,11 @@ class Scheduler:
     def _admit(self, seq: Sequence) -> bool:
         """Start the waiting ``seq``; False where there is no room for it."""
         wanted = [seq] if seq.request.forked else self._unfinished(seq)
-        hits = self._prefix_hit(seq)
-        kept = self._kept_keys(seq, len(hits))
+        keys = self._findable_keys(seq)
+        hits = [] if self.blocks.cache is None else self.blocks.cache.match(keys)
+        kept = keys[len(hits) :] if self._offload is not None else []
+        if self._offload is not None and kept:
+            kept = kept[: self._offload.known(kept)]
         count = self._chunk(len(seq.tokens) - (len(hits) + len(kept)) * self.config.block_size)
         if count == 0 or seq in self._displaced:
             return False
@@ -361,21 +364,12 @@ class Scheduler:
     def _unfinished(seq: Sequence) -> list[Sequence]:
         return [s for s in seq.request.sequences if s.status is not Status.FINISHED]
 
-    def _prefix_hit(self, seq: Sequence) -> list[int]:
-        """Cached blocks at the start of ``seq``. The last token is always computed: its logits are needed."""
-        cache = self.blocks.cache
-        if cache is None or (seq.index == 0 and seq.request.needs_whole_prompt):
+    def _findable_keys(self, seq: Sequence) -> list[BlockKey]:
+        """Keys of the blocks of ``seq`` that may be found. The last token is always computed: its logits are needed."""
+        if self.blocks.cache is None or (seq.index == 0 and seq.request.needs_whole_prompt):
             return []
         full = (len(seq.tokens) - 1) // self.config.block_size
-        return cache.match(seq.keys_up_to(full, self.config.block_size))
-
-    def _kept_keys(self, seq: Sequence, hits: int) -> list[BlockKey]:
-        """Keys behind the ``hits`` first blocks of ``seq`` whose contents are kept beside the device."""
-        if self._offload is None or (seq.index == 0 and seq.request.needs_whole_prompt):
-            return []
-        full = (len(seq.tokens) - 1) // self.config.block_size
-        keys = seq.keys_up_to(full, self.config.block_size)[hits:]
-        return keys[: self._offload.known(keys)]
+        return seq.keys_up_to(full, self.config.block_size)
 
     def _start(self, seq: Sequence, hits: list[int], contents: list[Content], count: int) -> None:
         self.blocks.share(hits)
@@ -389,11 +383,11 @@ class Scheduler:
                 self.blocks.cache.register(seq.blocks[i], seq.keys[i])
         seq.num_computed = seq.num_drafted = cached
         seq.num_registered = known
+        if self._offload is not None:  # those of a preempted sequence too, as its hits
+            self._offload.queries += len(seq.tokens) - len(hits) * self.config.block_size
         if not seq.counted:
             self.prefix_queries += len(seq.tokens)
             self.prefix_hits += len(hits) * self.config.block_size
-            if self._offload is not None:
-                self._offload.queries += len(seq.tokens) - len(hits) * self.config.block_size
             seq.request.cached_tokens += cached if seq.index == 0 else 0
             seq.counted = True
         self._run(seq)
