@@ -9,7 +9,7 @@ import torch
 import transformers
 from qiao.contract import PackedWeight
 from qiao.errors import ModelError
-from qiao.models import create
+from qiao.models import create, read_spec
 from qiao.optable import MatmulOps
 from safetensors.torch import load_file
 
@@ -318,3 +318,8 @@ def test_a_model_saved_without_its_head_gives_its_hidden_states(name, tmp_path):
     with torch.no_grad():
         hidden = bare(torch.tensor([ids])).last_hidden_state[0]
     _close(Paged(build(raw, stored.items())).feed(ids), hidden @ bare.embed_tokens.weight.T)
+    # What quantizes such a model, or has adapters for it, finds the same layers.
+    translate = read_spec(raw).translate
+    for old, weight in stored.items():
+        (found, _), (full, _) = *translate(old, weight), *translate(f"model.{old}", weight)
+        assert found == full and found.startswith("model.")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -14,13 +17,16 @@ from qiao.errors import ModelError
 from qiao.models.base import Model
 from qiao.models.decoder import Decoder
 from qiao.models.settings import Settings, settings_of
-from qiao.models.spec import DecoderSpec, shape_of, with_forms
+from qiao.models.spec import DecoderSpec, Translate, shape_of, with_forms
 from qiao.optable import OpTable
-from qiao.quantization import QuantizedWeight
+from qiao.quantization import QuantizedWeight, Weight
 
 __all__ = ["Model", "architectures", "create", "describe", "read_spec"]
 
 _NONE: Mapping[str, QuantizedWeight] = MappingProxyType({})
+
+_BARE = re.compile(r"(embed_tokens|layers|norm)\.")
+"""Beginnings of tensor names in checkpoints that were saved from the model without its head."""
 
 _FAMILIES = MappingProxyType(
     {
@@ -95,7 +101,7 @@ def describe(config: Any, quantized: Mapping[str, QuantizedWeight] = _NONE) -> M
     if architecture not in _FAMILIES:
         _refuse_generic(architecture, quantized)
         return _generic().describe_generic(config)  # type: ignore[no-any-return]
-    spec = with_forms(_family(architecture).spec(settings, architecture), quantized)
+    spec = with_forms(_spec(settings, architecture), quantized)
     return shape_of(spec, _dtype_name(settings))
 
 
@@ -107,9 +113,7 @@ def read_spec(config: Any) -> DecoderSpec:
     settings, architecture = _read(config)
     if architecture not in _FAMILIES:
         raise ModelError(f"{architecture} has no definition of its own here; {', '.join(_FAMILIES)} have")
-    found = _family(architecture).spec(settings, architecture)
-    assert isinstance(found, DecoderSpec)
-    return found
+    return _spec(settings, architecture)
 
 
 def create(
@@ -129,8 +133,19 @@ def create(
     if architecture not in _FAMILIES:
         _refuse_generic(architecture, quantized)
         return _generic().create_generic(config, ops, dtype)  # type: ignore[no-any-return]
-    spec = with_forms(_family(architecture).spec(settings, architecture), quantized)
+    spec = with_forms(_spec(settings, architecture), quantized)
     return Decoder(spec, ops, dtype, max_length)
+
+
+def _spec(settings: Settings, architecture: str) -> DecoderSpec:
+    """The family's spec; tensors of a checkpoint that was saved without its head are taken by their full names."""
+    found = _family(architecture).spec(settings, architecture)
+    assert isinstance(found, DecoderSpec)
+    return replace(found, translate=partial(_with_prefix, found.translate))
+
+
+def _with_prefix(translate: Translate, name: str, weight: Weight) -> Iterable[tuple[str, Weight]]:
+    return translate(f"model.{name}" if _BARE.match(name) else name, weight)
 
 
 def _refuse_generic(architecture: str, quantized: Mapping[str, QuantizedWeight]) -> None:

@@ -25,9 +25,6 @@ BUFFERS = re.compile(r"rotary_(pos_)?emb\.|\.(inv_freq|masked_bias)$|\.(k|v|kv|q
 """Tensors without a use here: what older checkpoints saved though it follows from the config, and the scales with which
 FP8 checkpoints suggest to store keys and values (an 8-bit cache here finds its own for each token)."""
 
-_BARE = re.compile(r"(embed_tokens|layers|norm)\.")
-"""Beginnings of tensor names in checkpoints that were saved from the model without its head."""
-
 
 class DecoderLayer:
     """Attention and a feed-forward layer. The residual travels beside ``x``, so that adding and norming are one."""
@@ -165,7 +162,7 @@ class Decoder:
     def _renamed(self, weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
         for name, weight in weights:
             if not BUFFERS.search(name):
-                yield from self.translate(f"model.{name}" if _BARE.match(name) else name, weight)
+                yield from self.translate(name, weight)
 
     def forward(
         self,
