@@ -92,7 +92,7 @@ def test_answers_errors_counters_and_aborts_cross_the_wire(keys: Path) -> None:
         async with aclosing(pool.generate(request([100], max_tokens=10**6))) as outputs:
             await anext(outputs)
         await until(lambda: one.client.stats().running == 0 and one.service.serving == 0)
-        await until(lambda: pool.stats().generation_tokens >= 20 * 6)
+        await until(lambda: pool.engines[0].stats().generation_tokens >= 20 * 6)
 
     scenario(keys, 1, work)
 

@@ -61,6 +61,14 @@ class EngineState(Enum):
 _Item = SequenceOutput | QiaoError
 
 
+def unavailable(state: EngineState, failure: str) -> str:
+    """Why no request can be taken in ``state``; ``failure`` is what happened last, empty where nothing did."""
+    cause = f": {failure}" if failure else ""
+    if state is not EngineState.DEAD:
+        return f"the engine is {state.value}; try again in a moment{cause}"
+    return f"the engine is not running{cause}"
+
+
 class Mailbox:
     """What one reader has not read yet. An ``asyncio.Queue`` without what one reader does not need."""
 
@@ -261,7 +269,7 @@ class EngineClient:
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.state is not EngineState.READY or self._link is None:
-            future.set_exception(EngineDeadError(self._unavailable()))
+            future.set_exception(EngineDeadError(unavailable(self.state, self.failure)))
         else:
             self._loads[adapter.lora_int_id] = future
             self._link.send(LoadAdapter(adapter))
@@ -288,7 +296,7 @@ class EngineClient:
         ``ParameterError`` and what else the engine refuses with, and ``KernelError`` when its computation failed.
         """
         if self.state is not EngineState.READY or self._link is None:
-            raise EngineDeadError(self._unavailable())
+            raise EngineDeadError(unavailable(self.state, self.failure))
         if request.request_id in self._streams:
             raise ParameterError("request_id", f"{request.request_id!r} is already running")
         stream = Mailbox()
@@ -319,12 +327,6 @@ class EngineClient:
             self._streams.pop(request.request_id, None)
             if running:
                 self.abort([request.request_id])
-
-    def _unavailable(self) -> str:
-        cause = f": {self.failure}" if self.failure else ""
-        if self.state is not EngineState.DEAD:
-            return f"the engine is {self.state.value}; try again in a moment{cause}"
-        return f"the engine is not running{cause}"
 
     async def _supervise(self) -> None:
         short, failed = 0, 0

@@ -28,11 +28,15 @@ def make_keys(folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if found := sorted(folder.glob("*.key*")):
             raise ParameterError("DIR", f"{found[0]} is there already; engines that run need it. Choose another folder")
-        made = []
-        for name in (ENGINE, GATEWAY):
-            for path in map(Path, zmq.auth.create_certificates(folder, name)):
-                os.chmod(path, 0o600 if path.suffix == ".key_secret" else 0o644)
-                made.append(path)
+        made: list[Path] = []
+        before = os.umask(0o077)  # a secret is nobody else's from its first byte on
+        try:
+            for name in (ENGINE, GATEWAY):
+                made += map(Path, zmq.auth.create_certificates(folder, name))
+        finally:
+            os.umask(before)
+        for path in made:
+            os.chmod(path, 0o600 if path.suffix == ".key_secret" else 0o644)
         return made
     except OSError as error:
         raise ParameterError("DIR", f"cannot write {folder}: {error.strerror}") from None

@@ -9,11 +9,11 @@ from contextlib import aclosing
 
 import msgspec
 
-from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
+from qiao.engine.request import EngineInfo, EngineRequest, SequenceOutput
 from qiao.errors import DeadlineError, EngineDeadError, ParameterError
 from qiao.lora.request import LoRARequest
 from qiao.transport.adapters import Adapters
-from qiao.transport.client import EngineClient, EngineState
+from qiao.transport.client import EngineClient, EngineState, unavailable
 from qiao.transport.routing import Desk, choose, chunks_of
 
 ATTEMPTS = 2
@@ -146,7 +146,7 @@ class EnginePool:
     def _choose(self, request: EngineRequest) -> EngineClient:
         ready = [engine for engine in self._engines if engine.state is EngineState.READY]
         if not ready:
-            raise EngineDeadError(self._unavailable())
+            raise EngineDeadError(unavailable(self.state, self.failure))
         if request.adapter:
             ready = [engine for engine in ready if not self.adapters.lacks(engine, request.adapter)]
             if not ready:
@@ -176,17 +176,6 @@ class EnginePool:
         if desk is None or desk.generation != engine.restarts:
             desk = self._desks[engine] = Desk(engine.info.kv_tokens, engine.restarts)
         return desk
-
-    def stats(self) -> EngineStats:
-        """The counters of all engines together; a share is the mean, what is no number that of the first."""
-        several = [engine.stats() for engine in self._engines]
-        return several[0] if len(several) == 1 else _together(several)
-
-    def _unavailable(self) -> str:
-        cause = f": {self.failure}" if self.failure else ""
-        if self.state is not EngineState.DEAD:
-            return f"the engine is {self.state.value}; try again in a moment{cause}"
-        return f"the engine is not running{cause}"
 
 
 class _Visit:
@@ -219,16 +208,3 @@ def _since(request: EngineRequest, came: float) -> EngineRequest:
     if left <= 0.0:
         raise DeadlineError("the request's deadline passed while it waited; nothing was computed")
     return msgspec.structs.replace(request, max_wait=left)
-
-
-def _together(several: Sequence[EngineStats]) -> EngineStats:
-    total = EngineStats()
-    for name in EngineStats.__struct_fields__:
-        values = [value for one in several if (value := getattr(one, name)) is not None]
-        if name == "utilization":
-            setattr(total, name, sum(values) / len(values) if values else None)
-        elif values and isinstance(values[0], int):
-            setattr(total, name, sum(values))
-        elif values:
-            setattr(total, name, values[0])
-    return total
