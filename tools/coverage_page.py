@@ -49,7 +49,7 @@ def page(note: str, documents: Sequence[Document]) -> str:
     intro = (
         "How each operator of each plugin was verified by the conformance kit, chip by chip. A cell of the first table "
         f"has the strongest level of the plugin's chips; the plugin's own section tells them apart.\n\n{meaning}\n\n"
-        "[Served end to end](served.md) has whole models on the vendors' devices.\n"
+        "[Served end to end](served.md) has whole models, on stand-ins so far.\n"
     )
     parts = [note, "# Coverage\n", intro, _summary(tested), _all_chips(tested)]
     parts += [f"No operator of {', '.join(without)} has been verified.\n"] if without else []

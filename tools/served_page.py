@@ -20,10 +20,11 @@ def files(root: Path = ROOT) -> list[Document]:
 def page(note: str, documents: Sequence[Document]) -> str:
     """The whole page; ``note`` goes in front."""
     intro = (
-        "A model served by Qiao's own server on a vendor's device, with everything and with each of four families "
-        "left out of the plugin in turn: greedy answers beside those of a server on the CPU, the operators that "
-        "`qiao plan` puts on the CPU, and those that the server's counters saw there. `make acceptance-vendors` runs "
-        "it again; what the levels mean is said in [Coverage](README.md).\n"
+        "A model served by Qiao's own server on a vendor's device, or on what stands in its place where the level is "
+        "not `device`, with everything and with each of four families left out of the plugin in turn: greedy answers "
+        "beside those of a server on the CPU, the operators that `qiao plan` puts on the CPU, and those that the "
+        "server's counters saw there. `make acceptance-vendors` runs it again; what the levels mean is said in "
+        "[Coverage](README.md).\n"
     )
     sections = [*map(_section, documents)] or ["No run has been kept yet.\n"]
     return "\n".join([note, "# Served end to end\n", intro, *sections])
@@ -42,7 +43,8 @@ def _section(document: Document) -> str:
         )
         for name, one in document["families"].items()
     ]
-    title = f"## {document['model']} on {document['chip']}\n\n"
+    level = "" if document["level"] == "device" else f" ({document['level']})"
+    title = f"## {document['model']} on {document['chip']}{level}\n\n"
     facts = f"`qiao-{document['plugin']}`, level `{document['level']}`, {document['date']}, "
     facts += f"{document['tokens']} tokens an answer.\n\n"
     return title + facts + table(head, rows) + "\n" + _kernels(document["families"].get("nothing", {}))

@@ -12,9 +12,9 @@ from .targets import SIZES, Verdict, figure, is_qiao, judge, peers_of, select
 from .workload import CELLS
 
 LIMIT = (
-    "The machine's limit is the ratio of a program whose weights and caches pass at the measured bandwidth and whose "
-    "products run at the measured peak (int8 beside 4 bits, else fp32), with nothing else to do and no client on the "
-    "same processors."
+    "The machine's limit is the ratio of a program whose weights and caches pass at the bandwidth measured before the "
+    "run and whose products run at the measured peak (int8 beside 4 bits, else fp32), with nothing else to do and no "
+    "client on the same processors. An estimate: where the ratio is above it, memory gave more later than it did then."
 )
 FORMATS = {"4bit": "4 bit", "16bit": "16 bit"}
 MARK = "<!-- figures -->"

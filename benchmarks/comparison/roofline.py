@@ -90,7 +90,7 @@ def _share(cell: str, size: str, form: str, value: float, unit: str, peak: float
 
 
 def limit(peaks: dict[str, Any], cell: str, size: str, form: str) -> float | None:
-    """Tokens a second that no program on this machine exceeds in a cell, by the measured peaks; None where unknown.
+    """Tokens a second in a cell at the measured peaks, an estimate of what a machine allows; None where unknown.
 
     A decode step takes as long as its weights and caches take to be read, or its arithmetic if that is longer; prompts
     take their arithmetic. Nothing else costs anything: no other operator, no host, no client on the same processors.

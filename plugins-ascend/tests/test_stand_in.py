@@ -276,7 +276,7 @@ captured.check_host_value(target)
 captured.check_errors(target)
 right = graphs.Replay.__call__
 graphs.Replay.__call__ = lambda self: (self._graph.replay(), self._outputs)[1]  # with the lengths of before
-with pytest.raises((AssertionError, RuntimeError), match="of a replay is off|507000"):
+with pytest.raises(AssertionError, match="of a replay is off"):
     captured.check_replays(target, "float16")
 graphs.Replay.__call__ = right
 x = torch.ones(2, 3).half().to("npu:0")

@@ -17,9 +17,9 @@ def test_coverage_is_about_these_kernels() -> None:
     for folder in FILES:
         document = json.loads((ROOT / folder / "coverage.json").read_text("utf-8"))
         known |= {name: chip for name, chip in document["chips"].items() if chip["level"] == "compiled"}
-    assert set(known) <= set(COMPILED)
+    assert {"sm_75", "sm_80", "sm_90", "sm_100", "gfx906", "gfx942"} <= set(known) <= set(COMPILED)
     for name, chip in known.items():
-        assert chip["sources"] == sources(), "run: make conformance, or python -m tools.kernels for the kernels alone"
+        assert chip["sources"] == sources(), "run: make conformance"
         assert all(most <= bound for most, bound in (chip["kernels"][k] for k in ("shared", "registers", "spilled")))
         assert chip["kernels"]["shared"][1] == ARCHITECTURES[name].shared
         levels = {hook: entry["level"] for hook, entry in chip["operators"].items()}
