@@ -184,6 +184,29 @@ def test_old_files_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not cache.write(keys[3], {"x": torch.zeros(1000)}, NOTES)
 
 
+def test_a_full_disk_costs_the_oldest_files_then_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is pretended: 100,000 bytes, of which the files here and others' take their part."""
+    cache, others = PackedCache(tmp_path), [0]
+
+    class Disk:
+        f_frsize, f_blocks = 1, 100_000
+
+        @property
+        def f_bavail(self) -> int:
+            return 100_000 - others[0] - sum(entry.size for entry in cache.entries())
+
+    monkeypatch.setattr(packed_cache.os, "statvfs", lambda _: Disk())
+    for i in range(4):
+        assert cache.write({"model": str(i)}, {"x": torch.zeros(2000)}, NOTES)
+        os.utime(cache.path({"model": str(i)}), (i, i))
+    others[0] = 100_000 - 5_000 - sum(entry.size for entry in cache.entries())
+    assert cache.write({"model": "4"}, {"x": torch.zeros(2000)}, NOTES)
+    assert {entry.model for entry in cache.entries()} == {"1", "2", "3", "4"}
+    others[0] = 96_000
+    assert not cache.write({"model": "5"}, {"x": torch.zeros(2000)}, NOTES)
+    assert len(cache.entries()) == 4, "deleting them would not have made it fit"
+
+
 def test_what_a_dead_writer_left_is_removed(cache: PackedCache) -> None:
     old, new = cache.folder / "x.part", cache.folder / "y.part"
     for part in (old, new):

@@ -43,6 +43,9 @@ MIN_BYTES = 16 << 20
 LIMIT_BYTES = 32 << 30
 """Most bytes of all files together; those that were used longest ago go first."""
 
+FREE_SHARE = 0.05
+"""Share of the disk that stays free: other programs need it more than a start that is some seconds faster."""
+
 _ALIGNMENT = 64
 _CHUNK = 4 << 20
 _ABANDONED_SECONDS = 3600
@@ -157,20 +160,28 @@ class PackedCache:
         return freed
 
     def _make_room(self, size: int) -> None:
-        """Delete old files until ``size`` more bytes fit below the limit. Raises ``ValueError`` where they cannot."""
+        """Delete old files until ``size`` more bytes fit. Raises ``ValueError`` where they cannot."""
         for part in self.folder.glob("*.part"):
             with contextlib.suppress(OSError):
                 if time.time() - part.stat().st_mtime > _ABANDONED_SECONDS:
                     part.unlink()
+        if size > LIMIT_BYTES:
+            raise ValueError(f"{size} bytes are more than the limit of {LIMIT_BYTES}")
+        entries = self.entries()
+        held = sum(entry.size for entry in entries)
+        total, free = size + held, self._free() - size
+        if free + held < 0:
+            raise ValueError(f"{size} bytes would leave less than {FREE_SHARE:.0%} of the disk free")
+        while entries and (total > LIMIT_BYTES or free < 0):
+            oldest = entries.pop()
+            with contextlib.suppress(OSError):
+                oldest.path.unlink()
+            total, free = total - oldest.size, free + oldest.size  # one that is mapped frees its bytes later
+
+    def _free(self) -> float:
+        """Bytes that may be taken from the disk."""
         disk = os.statvfs(self.folder)
-        if size > LIMIT_BYTES or size > disk.f_bavail * disk.f_frsize // 2:
-            raise ValueError(f"{size} bytes are more than the limit of {LIMIT_BYTES}, or than half of the free disk")
-        total = size
-        for entry in self.entries():
-            total += entry.size
-            if total > LIMIT_BYTES:
-                with contextlib.suppress(OSError):
-                    entry.path.unlink()
+        return float((disk.f_bavail - FREE_SHARE * disk.f_blocks) * disk.f_frsize)
 
 
 def source_identity(files: Iterable[Path]) -> list[list[Any]]:
