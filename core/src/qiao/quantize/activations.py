@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from qiao.contract import AttentionMetadata, KVCache, PackedWeight, WeightInfo
+from qiao.devices import HOST
 from qiao.layers.attention import Step
 from qiao.layers.embedding import Embedding
 from qiao.layers.rotary import RotaryTable
@@ -171,12 +172,17 @@ class Layers:
         return self._caches[shape]
 
     def _keep(self, scheme: str, tensors: Mapping[str, torch.Tensor], info: WeightInfo, device: str) -> PackedWeight:
-        return PackedWeight(scheme, info, {"weight": tensors["weight"].to(device)})
+        weight = tensors["weight"].to(device)
+        if weight.device.type == HOST:  # few processors multiply 16 bits; torch takes up to eight times as long
+            weight = weight.float()
+        return PackedWeight(scheme, info, {"weight": weight})
 
     def _multiply(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         if self._listener is not None:
             self._listener(weight.info.name, x)
-        return functional.linear(x, weight.data["weight"], bias)
+        kept = weight.data["weight"]
+        y = functional.linear(x.to(kept.dtype), kept, None if bias is None else bias.to(kept.dtype))
+        return y.to(x.dtype)
 
 
 def cache_blocks(length: int, block_size: int) -> int:
