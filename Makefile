@@ -15,7 +15,7 @@ endif
 export PYTHON TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check docs conformance acceptance-vendors compat bench bench-peers sanitize wheels clean
+.PHONY: help setup serve test check docs conformance acceptance acceptance-vendors compat bench bench-peers sanitize wheels clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1|/' | awk -F'|' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ compat: setup ## other people's clients and test suites (langchain, litellm, lm-
 	@echo "installing the packages of requirements/compat.txt beside the others"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/compat.txt -c requirements/dev.txt
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest tests/compat -m "compat or not compat" $(ARGS)
+
+acceptance: setup ## the long runs on a real server: tokens, memory, soak, split of an alias, audit log (an hour; ARGS='-k alias' for that one: a minute or two)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} QIAO_ACCEPTANCE_MODEL=$(MODEL) $(BIN)/python -m pytest tests/acceptance -m acceptance $(ARGS)
 
 acceptance-vendors: setup ## the demo model served on each vendor's stand-in device, against the CPU's tokens (some minutes)
 	@set -e; for file in plugins-*/acceptance.py; do $(BIN)/python $$file --model $(MODEL) --json $${file%.py}.json $(ARGS); done

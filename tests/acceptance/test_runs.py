@@ -77,3 +77,7 @@ def test_soak() -> None:
     run(
         sys.executable, str(TOOLS / "soak.py"), "--model", MODEL, "--minutes", os.environ.get("QIAO_SOAK_MINUTES", "10")
     )
+
+
+def test_an_alias_splits_by_its_weights_and_the_audit_log_shows_changes() -> None:
+    run(sys.executable, str(TOOLS.parents[1] / "benchmarks" / "aliases.py"), "--model", MODEL, "--model", MODEL)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import yaml
 from fastapi import FastAPI
+from qiao.config import EngineArgs
 from qiao.errors import ParameterError
-from qiao.lora.request import RUNTIME_VARIABLES
+from qiao.lora.request import RUNTIME_VARIABLES, LoRARequest
 from qiao.server.access import Access, Tenants
 from qiao.server.aliases import Alias
 from qiao.server.flags import parse
+from qiao.server.fleet import _hand_over
 from qiao.server.routes import admin
 from starlette.testclient import TestClient
 
@@ -93,42 +97,26 @@ def test_an_alias_keeps_users_where_they_are_and_counts_each_arm(fleet: RunningS
     assert len(arms) == 1, "the session counts more than the user"
 
 
-@pytest.mark.acceptance
-def test_two_thousand_real_requests_split_within_two_percent(fleet: RunningServer) -> None:
-    def served(name: str) -> float:
-        return fleet.metric("qiao:alias_requests_total", alias="trial", model_name=name, finished_reason="stop")
-
-    for name in ("one", "two"):  # so that both have a series
-        assert any(ask(fleet, "trial", user=f"{name}{i}")["model"] == name for i in range(20))
-    before = {name: served(name) for name in ("one", "two")}
-
-    def users(numbers: range) -> None:
-        with fleet.http() as http:
-            for i in numbers:
-                body = {"model": "trial", "prompt": "x", "user": f"user {i}"}
-                assert http.post("/v1/completions", json=body).status_code == 200
-
-    threads = [threading.Thread(target=users, args=(range(start, 2000, 4),)) for start in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    counts = {name: served(name) - before[name] for name in before}
-    print(f"2,000 requests: {counts}")
-    assert sum(counts.values()) == 2000
-    assert abs(counts["one"] / 2000 - 0.75) < 0.02
-
-
 @pytest.mark.parametrize("kind", ["user", "session", ""])
 def test_two_thousand_requests_split_within_two_percent(kind: str) -> None:
     alias = Alias("trial", {"a": 70.0, "b": 20.0, "c": 10.0})
     there = {"a", "b", "c"}
     chosen = [alias.choose({kind: f"id {i}"} if kind else {}, there) for i in range(2000)]
     shares = {name: count / 2000 for name, count in Counter(chosen).items()}
-    # 2,000 draws have a standard deviation of up to 1.02 %; users and sessions are fixed texts, so these never vary.
-    bound = 0.02 if kind else 0.05
+    # Users and sessions are fixed texts. Of 2,000 independent draws the standard deviation would be up to 1.02 %, with
+    # one round in seven off by more than 1.5 %; of even ones it is 0.15 %, so that 1.5 % is ten of them away.
+    bound = 0.02 if kind else 0.015
     for name, weight in alias.weights.items():
         assert abs(shares[name] - weight / 100.0) < bound
+
+
+def test_requests_of_nobody_are_spread_evenly_and_in_no_order() -> None:
+    """In each block of 64 a model of a quarter has 16, and no two blocks are alike."""
+    alias = Alias("trial", {"a": 3.0, "b": 1.0})
+    blocks = ["".join(alias.choose({}, {"a", "b"}) or "" for _ in range(64)) for _ in range(20)]
+    assert [block.count("b") for block in blocks] == [16] * 20
+    assert len(set(blocks)) == 20
+    assert {alias.choose({}, {"b"}) for _ in range(64)} == {"b"}
 
 
 def test_changed_weights_and_missing_models_move_only_who_must() -> None:
@@ -271,6 +259,71 @@ def test_adapters_belong_to_one_of_the_models(adapters: tuple[RunningServer, Pat
     assert change("unload", lora_name="c")[0] == 200
     assert running.http().post("/v1/completions", json={"model": "c", "prompt": "x"}).status_code == 404
     assert change("unload", lora_name="c")[0] == 404
+
+
+def test_a_swap_takes_the_adapters_along_that_the_new_model_takes(
+    adapters: tuple[RunningServer, Path], rand_folder: Path
+) -> None:
+    running, folder = adapters
+    for name, source in (("fits", "c"), ("lost", "lost"), ("taken", "c")):
+        (folder / source).mkdir(exist_ok=True)
+        (folder / source / "answer").write_text(f"adapter {source}")
+        body = {"lora_name": name, "lora_path": str(folder / source), "base_model_name": "two"}
+        assert running.http().post("/v1/load_lora_adapter", json=body).status_code == 200
+    (folder / "lost" / "answer").unlink()
+    more = {"enable-lora": True, "lora-modules": [f"b={folder / 'a'}", f"taken={folder / 'a'}"]}
+    with running.http(headers=ADMIN) as http:
+        swapped = http.put("/admin/models/two", json=entry(rand_folder, "two", "neu", **more))
+        assert swapped.status_code == 200, swapped.text
+        dropped = swapped.json()["dropped_adapters"]
+        assert dropped.keys() == {"lost", "taken"}
+        assert "no such folder" in dropped["lost"] and "this name" in dropped["taken"]
+        wanted = {"two": "neu", "b": "adapter a", "taken": "adapter a", "fits": "adapter c", "a": "adapter a"}
+        assert {name: ask(running, name)["choices"][0]["text"] for name in wanted} == wanted
+        gone = running.http().post("/v1/completions", json={"model": "lost", "prompt": "x"})
+        assert gone.status_code == 404
+        assert running.openai().models.retrieve("fits").parent == "two"
+        plain = http.put("/admin/models/two", json=entry(rand_folder, "two", "zwei")).json()
+    assert plain["dropped_adapters"].keys() == {"fits"}
+    assert "--enable-lora" in plain["dropped_adapters"]["fits"]
+
+
+class Holder:
+    """What ``_hand_over`` needs of a model; ``during`` runs while an adapter is loaded."""
+
+    def __init__(self, *added: LoRARequest, during: Callable[[], None] = lambda: None) -> None:
+        self.engine_args = EngineArgs(model="M", enable_lora=True)
+        self.client, self.during = SimpleNamespace(adapters=self), during
+        self.loaded = {one.lora_name: one for one in added}
+
+    @property
+    def added(self) -> list[LoRARequest]:
+        return list(self.loaded.values())
+
+    @property
+    def model_names(self) -> list[str]:
+        return list(self.loaded)
+
+    async def load(self, name: str, path: str, base: str | None) -> None:
+        await asyncio.sleep(0)
+        self.loaded[name] = LoRARequest(name, 1 + len(self.loaded), path, base)
+        self.during()
+
+    def unload(self, name: str) -> None:
+        del self.loaded[name]
+
+
+def test_adapters_that_come_go_or_change_during_a_swap() -> None:
+    first, other, late = (LoRARequest(name, i, name) for i, name in enumerate(("first", "other", "late"), 1))
+    old = Holder(first, other)
+
+    def change() -> None:
+        old.loaded.pop("other", None)
+        old.loaded |= {"late": late, "first": LoRARequest("first", 9, "elsewhere")}
+
+    new = Holder(during=change)
+    assert asyncio.run(_hand_over(old, new)) == {}  # type: ignore[arg-type]
+    assert {name: one.lora_path for name, one in new.loaded.items()} == {"first": "elsewhere", "late": "late"}
 
 
 MODEL = {"name": "a", "model": "M", "memory": 0.4}

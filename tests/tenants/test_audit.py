@@ -78,6 +78,48 @@ def test_every_change_is_found(data: st.DataObject, kind: str, tmp_path_factory:
     assert verify(path).problems != []
 
 
+@pytest.mark.parametrize("key", ["", "secret"])
+@pytest.mark.parametrize(
+    ("how", "problem"),
+    [
+        (lambda lines: [lines[0], lines[1].replace(b"t1", b"t7"), *lines[2:]], "line 2 was changed"),
+        (lambda lines: [lines[0], *lines[2:]], "line 3 follows line 1: removed"),
+        (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], "line 3 follows line 1: removed, added or moved"),
+        (lambda lines: lines[:-1], "the log ends with line 4, and line 5 was written"),
+    ],
+    ids=["edited", "removed", "swapped", "cut"],
+)
+def test_the_command_names_the_line(
+    how: Callable[[Lines], Lines],
+    problem: str,
+    key: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QIAO_AUDIT_KEY", key)
+    path = written(tmp_path / "a.jsonl", 5, key.encode())
+    change(path, how)
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", "verify", str(path)])
+    assert ended.value.code == 1
+    assert problem in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_line_of_another_chain_is_found_by_what_it_follows(tmp_path: Path) -> None:
+    """Its number and its own hash are right."""
+    path, other = written(tmp_path / "a.jsonl", 5), AuditLog(tmp_path / "b.jsonl")
+    for _ in range(5):
+        other.write({"event": "another"})
+    other.close()
+    foreign = (tmp_path / "b.jsonl").read_bytes().splitlines(keepends=True)
+    change(path, lambda lines: [*lines[:2], foreign[2], *lines[3:]])
+    assert [one.split(":", 2)[2] for one in verify(path).problems] == [
+        " line 3 does not belong after the one before it",
+        " line 4 does not belong after the one before it",
+    ]
+
+
 def test_a_new_chain_is_found_by_the_key_or_a_noted_hash(tmp_path: Path) -> None:
     """Whoever may write the file can compute plain hashes again, from the changed line on, and the head too."""
     original = written(tmp_path / "a.jsonl", 5)

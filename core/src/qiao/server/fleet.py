@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from qiao.errors import NotFoundError, ParameterError
+from qiao.errors import NotFoundError, ParameterError, QiaoError
+from qiao.lora.request import LoRARequest
 from qiao.observability.metrics import ServerMetrics
 from qiao.server.access import Tenants
 from qiao.server.aliases import Alias
@@ -143,16 +144,18 @@ class Fleet:
                 raise ApiError(409, f"the name {name!r} is taken", param="name", code="name_taken")
         self.loading |= set(spec.all_names)
 
-    async def swap(self, spec: ModelSpec, timeout: float) -> None:
+    async def swap(self, spec: ModelSpec, timeout: float) -> dict[str, str]:
         """Load ``spec`` beside the model of its first name, give it the new requests, and end the old one.
 
         What runs on the old one goes on for ``timeout`` seconds. Both need to fit meanwhile. Where the new one does not
-        load the old one stays. Raises as ``start``, and ``NotFoundError``.
+        load the old one stays. LoRA adapters that were loaded since the old one's start are loaded for the new one too;
+        returns those that it does not take, each with the reason. Raises as ``start``, and ``NotFoundError``.
         """
         old = self._own(spec.name)
         self._reserve(spec, old)
         try:
             state = await self.load(spec)
+            dropped = await _hand_over(old, state)
         finally:
             self.loading -= set(spec.all_names)
         if self.draining or self._states.get(spec.name) is not old:
@@ -160,7 +163,10 @@ class Fleet:
             raise ApiError(409, f"the model {spec.name!r} went while its successor was loaded", code="model_gone")
         self.add(state)
         logger.info("%s is swapped", spec.name)
+        for name, why in dropped.items():
+            logger.warning("the adapter %s did not come along: %s", name, why)
         await self._end(old, timeout)
+        return dropped
 
     async def stop(self, name: str, timeout: float) -> None:
         """Stop serving a model: no new requests; what runs has ``timeout`` seconds. Raises ``NotFoundError``."""
@@ -200,6 +206,8 @@ class Fleet:
             await state.client.adapters.load(name, path, base, replace=replace)
         finally:
             self.loading.discard(name)
+        if self._states.get(state.spec.name) is not state:
+            raise ApiError(409, f"{state.spec.name!r} was swapped or unloaded meanwhile; try again", code="model_gone")
 
     def unload_adapter(self, name: str) -> None:
         """Forget a LoRA adapter; requests that use it go on. Raises ``NotFoundError`` and ``ParameterError``."""
@@ -244,6 +252,33 @@ class Fleet:
     async def close(self) -> None:
         """End all engines."""
         await asyncio.gather(*(state.close() for state in self.everywhere))
+
+
+async def _hand_over(old: ServerState, new: ServerState) -> dict[str, str]:
+    """Load for ``new`` what was loaded for ``old`` while it ran. Returns what cannot be, each with the reason.
+
+    Adapters that come or go on ``old`` meanwhile do so here too: at the return both have the same.
+    """
+    carried: dict[str, LoRARequest] = {}
+    dropped: dict[str, str] = {}
+    while True:
+        there = {one.lora_name: one for one in old.client.adapters.added}
+        for name in [name for name, one in carried.items() if there.get(name) != one]:
+            del carried[name]
+            new.client.adapters.unload(name)
+        one = next((one for name, one in there.items() if name not in carried and name not in dropped), None)
+        if one is None:
+            return {name: why for name, why in dropped.items() if name in there}
+        if not new.engine_args.enable_lora:
+            dropped[one.lora_name] = "the new model was started without --enable-lora"
+        elif one.lora_name in new.model_names:
+            dropped[one.lora_name] = "the new model has this name for something else"
+        else:
+            try:
+                await new.client.adapters.load(one.lora_name, one.lora_path, one.base_model_name)
+                carried[one.lora_name] = one
+            except QiaoError as error:
+                dropped[one.lora_name] = str(error)
 
 
 def fleet_of(request: Request) -> Fleet:

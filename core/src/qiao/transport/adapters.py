@@ -38,6 +38,11 @@ class Adapters:
         """By name."""
         return MappingProxyType(self._loaded)
 
+    @property
+    def added(self) -> list[LoRARequest]:
+        """Those that were loaded since the start, and are there."""
+        return [one for one in self._loaded.values() if one not in self._first]
+
     def lacks(self, engine: EngineClient, number: int) -> bool:
         """Whether ``engine`` could not load the adapter ``number``."""
         return number in self._lacking[engine]

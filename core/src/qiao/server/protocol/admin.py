@@ -33,3 +33,9 @@ class FleetStatus(BaseModel):
     models: list[ModelStatus]
     loading: list[str]
     aliases: list[AliasStatus]
+
+
+class SwapStatus(FleetStatus):
+    """The server after a swap. ``dropped_adapters``: those that the new model does not take, each with the reason."""
+
+    dropped_adapters: dict[str, str]

@@ -13,7 +13,7 @@ from qiao.server.config_file import AliasEntry, read_model
 from qiao.server.errors import ApiError
 from qiao.server.flags import file_values
 from qiao.server.fleet import Fleet, fleet_of
-from qiao.server.protocol.admin import AliasStatus, FleetStatus, ModelStatus
+from qiao.server.protocol.admin import AliasStatus, FleetStatus, ModelStatus, SwapStatus
 from qiao.server.routes.shared import ERRORS
 from qiao.server.setup import ModelSpec
 from qiao.server.state import ServerState
@@ -51,11 +51,12 @@ async def load_model(body: Entry, request: Request) -> FleetStatus:
 
 
 @router.put("/models/{name:path}", responses=ERRORS)
-async def swap_model(name: str, body: Entry, request: Request, drain_seconds: Drain = DRAIN_SECONDS) -> FleetStatus:
+async def swap_model(name: str, body: Entry, request: Request, drain_seconds: Drain = DRAIN_SECONDS) -> SwapStatus:
     """Load another model beside the one of this name, hand its name over, let the old one finish, and end it."""
     fleet = fleet_of(request)
-    await fleet.swap(_spec(fleet, {"name": name, **body}).renamed(_names(name, body)), drain_seconds)
-    return _status(fleet)
+    spec = _spec(fleet, {"name": name, **body}).renamed(_names(name, body))
+    dropped = await fleet.swap(spec, drain_seconds)
+    return SwapStatus(**dict(_status(fleet)), dropped_adapters=dropped)
 
 
 @router.delete("/models/{name:path}", responses=ERRORS)
