@@ -45,7 +45,7 @@ check: setup ## ruff, mypy strict on core, import-linter, generated documents, b
 docs: setup ## rewrite the generated pages of docs/
 	$(BIN)/python -m tools.docs
 
-conformance: setup ## the conformance kit on every plugin here; renews their coverage files (a few minutes)
+conformance: setup ## the conformance kit on every plugin here; renews their coverage files (about a quarter of an hour)
 	$(BIN)/python -m tools.conformance $(ARGS)
 	$(BIN)/python -m tools.kernels
 	$(BIN)/python -m tools.docs
