@@ -176,34 +176,58 @@ def first_layers(source: Path, quantized: Path, folder: Path) -> Path:
         inner = re.compile(r"model\.layers\.(\d+)\.")
         plain = dict(iter_weights(resolve(source), progress=False))
         chosen = {n: held[n] if (m := inner.match(n)) and int(m[1]) < FIRST else x for n, x in plain.items()}
-        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-        kept = {name: tensor.float().contiguous() for name, tensor in chosen.items()}
-        save_file(kept, folder / "model.safetensors", {"format": "pt"})
+        write_float(source, chosen, folder)
     return folder
 
 
+def in_float16(source: Path, quantized: Path, folder: Path) -> Path:
+    """``folder`` with ``quantized`` dequantized and each weight of a linear layer rounded to float16."""
+    if not folder.is_dir():
+        held = dict(iter_weights(resolve(quantized), progress=False, dequantize=True))
+        write_float(source, {n: x.half() if n.endswith("_proj.weight") else x for n, x in held.items()}, folder)
+    return folder
+
+
+def write_float(source: Path, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """``folder``: that of ``source`` with ``tensors`` as its weights, in float32."""
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    save_file(
+        {name: x.float().contiguous() for name, x in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+
+
 def loads(source: Path, work: Path, python: Path, tokenizer: Tokenizer) -> None:
-    """Logits of transformers (with GPTQModel, run by ``python``) for the files that were made, beside Qiao's."""
+    """Logits of transformers (with GPTQModel, run by ``python``) for the files that were made, beside Qiao's: of the
+    weights as the format defines them, and of those rounded to float16, which is what GPTQModel multiplies by."""
     script = Path(__file__).parent / "comparison" / "scripts" / "transformers_logits.py"
     ids = tokenizer.encode((DATA / "en.txt").read_text()).ids[:LOADED]
     (work / "ids.json").write_text(json.dumps(ids))
     found = {}
-    for name in ("gptq-asym", "awq"):
-        out = work / f"{name}.logits.safetensors"
-        subprocess.run([str(x) for x in (python, script, work / name, work / "ids.json", out)], check=True)
-        with safe_open(out, framework="pt") as handle:
-            other, modules = handle.get_tensor("logits"), handle.metadata()["modules"]
-        llm = LLM(str(work / name), device="cpu", dtype="float32", quantization="none", max_model_len=CHUNK)
-        ours = torch.cat(list(llm.token_logits(ids, 0)))[: len(ids)]
-        difference = ours - other
-        found[name] = {
-            "modules": modules,
-            "largest": float(difference.abs().max()),
-            "relative": float(difference.norm() / other.norm()),
-            "same_top": 100 * float((ours.argmax(-1) == other.argmax(-1)).float().mean()),
-        }
-        print(name, found[name], flush=True)
+    for name, plain in (("gptq-asym", "torch"), ("awq", "torch_awq")):
+        halves = in_float16(source, work / name, work / f"{name}-float16")
+        ours = {kind: logits_of(folder, ids) for kind, folder in (("exact", work / name), ("rounded", halves))}
+        for backend in (plain, "auto"):
+            out = work / f"{name}-{backend}.logits.safetensors"
+            command = (python, script, work / name, work / "ids.json", out, backend)
+            subprocess.run([str(x) for x in command], check=True)
+            with safe_open(out, framework="pt") as handle:
+                other, modules = handle.get_tensor("logits"), handle.metadata()["modules"]
+            row: dict[str, Any] = {"modules": modules}
+            for kind, mine in ours.items():
+                row[kind] = {
+                    "largest": float((mine - other).abs().max()),
+                    "relative": float((mine - other).norm() / other.norm()),
+                    "same_top": 100 * float((mine.argmax(-1) == other.argmax(-1)).float().mean()),
+                }
+            found[f"{name}, {backend}"] = row
+            print(name, backend, row, flush=True)
     (work / "loads.json").write_text(json.dumps(found, indent=1))
+
+
+def logits_of(folder: Path, ids: list[int]) -> torch.Tensor:
+    """[T, V] float32 of Qiao in float32, with the weights dequantized at load."""
+    llm = LLM(str(folder), device="cpu", dtype="float32", quantization="none", max_model_len=CHUNK)
+    return torch.cat(list(llm.token_logits(ids, 0)))[: len(ids)]
 
 
 def linear_bytes(folder: Path) -> int:

@@ -8,6 +8,7 @@ Only the first LAYERS layers are quantized.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 
 def main() -> None:
     """See the module; gptq with the settings that ``qiao quantize`` has unless told otherwise."""
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # its own default on two processors, 1, it refuses
     import gptqmodel.quantization.config as configs
     from gptqmodel import GPTQModel
 
