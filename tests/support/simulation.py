@@ -74,7 +74,7 @@ class Simulation:
         request = Request(source, account)
         seq = Sequence(request, 0, source, (level, len(self.jobs), 0), prompt + answer, 0)
         request.sequences = [seq]
-        self.scheduler.shares.enter(account, 1)
+        self.scheduler.enter(request)
         self.scheduler.add(seq)
         job = Job(tenant, prompt, answer, self.step, seq)
         self.jobs.append(job)

@@ -123,11 +123,11 @@ class Engine:
                 "try again later or raise --max-num-queued-reqs"
             )
         state = self._make(request)
+        self._scheduler.enter(state)
         if request.grammar:
             self._grammars.add(state, request)
         else:
             self._scheduler.add(state.sequences[0])
-        self._scheduler.shares.enter(state.account, request.params.n)
         self._requests[state.id] = state
         if state.adapter is not None:
             self.adapters.enter(state.adapter)

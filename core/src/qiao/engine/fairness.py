@@ -2,14 +2,16 @@
 
 Tenants: virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). Each computed
 token adds one over the tenant's weight to its counter, and the lowest counter goes first, so that whoever sends little
-is served at once and those who send much share what is left by weight. A tenant that was away starts from the lowest
-counter of those that are busy: credit is not saved up.
+is served at once and those who send much share what is left by weight. Who was away starts from the lowest counter of
+those whose prompts wait, less the prompt that it brings: so that prompt goes first to its end, as in borrowed virtual
+time (Duda and Cheriton, SOSP 1999), where it would else take turns with the others' chunk by chunk.
 
 Priorities: the better one always goes first, but the others are owed a share of the tokens that pass them by.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -19,20 +21,27 @@ if TYPE_CHECKING:
 PROMOTED = -(1 << 63)
 """Level of a promoted sequence: before any priority."""
 
+CREDIT_STEPS = 16
+"""Most full steps of a prompt that go first so. The others' prompts wait at most so long for it, and a prompt of twice
+as many steps still takes at most one and a half times as many beside another tenant's of the same weight.
+"""
+
 Rank = tuple[int, float]
 
 
 class Account:
     """One tenant's standing. ``blocks`` and ``rows`` are what its running sequences hold, ``active`` counts its
-    sequences that have not finished, ``served`` is its virtual counter. ``cap`` is the most blocks, None for no limit.
+    sequences that have not finished, ``served`` is its virtual counter and ``came`` where the others' counters were
+    when its newest request came. ``cap`` is the most blocks, None for no limit.
     """
 
-    __slots__ = ("active", "blocks", "cap", "rows", "served", "weight")
+    __slots__ = ("active", "blocks", "came", "cap", "rows", "served", "weight")
 
     def __init__(self) -> None:
         self.weight = 1.0
         self.cap: int | None = None
-        self.served = 0.0
+        self.served = -math.inf
+        self.came = 0.0
         self.active = self.rows = self.blocks = 0
 
     def charge(self, tokens: int) -> None:
@@ -41,10 +50,15 @@ class Account:
 
 
 class Shares:
-    """The accounts of an engine. Names come from the operator's file, so there are few."""
+    """The accounts of an engine. Names come from the operator's file, so there are few. Whenever nobody is busy they
+    begin anew: nobody pays later for having used what nobody else wanted.
 
-    def __init__(self) -> None:
+    ``credit`` is the most tokens by which who comes may be ahead of the others.
+    """
+
+    def __init__(self, credit: int) -> None:
         self._accounts: dict[str, Account] = {}
+        self._credit = credit
         self._clock = 0.0
         self._busy = 0
 
@@ -54,22 +68,26 @@ class Shares:
         found.weight, found.cap = weight, cap
         return found
 
-    def enter(self, account: Account, sequences: int) -> None:
-        """Sequences of a tenant arrive."""
-        if not account.active:
-            busy = [one.served for one in self._accounts.values() if one.active]
-            self._clock = max(self._clock, min(busy, default=0.0))
-            account.served = max(account.served, self._clock)
-            self._busy += 1
+    def enter(self, account: Account, sequences: int, prompt: int, rivals: Iterable[Account]) -> None:
+        """Sequences of a tenant arrive, with one prompt of so many tokens; ``rivals`` have prompts at the same level
+        that are not computed yet.
+        """
+        account.came = min((max(one.served, one.came) for one in rivals), default=self._clock)  # credit is no measure
+        account.served = max(account.served, account.came - min(prompt, self._credit) / account.weight)
+        self._busy += not account.active
         account.active += sequences
+
+    def serves(self, account: Account) -> None:
+        """A prompt of ``account`` has its turn: where the others are, should its tenant be gone when one arrives."""
+        self._clock = max(self._clock, account.served)
 
     def leave(self, account: Account) -> None:
         """A sequence of a tenant has ended."""
         account.active -= 1
         if not account.active:
             self._busy -= 1
-            if not self._busy:  # nobody pays later for having used what nobody else wanted
-                self._clock = max(self._clock, account.served)
+            if not self._busy:
+                self._accounts.clear()
 
     @property
     def competing(self) -> bool:

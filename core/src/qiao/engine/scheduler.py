@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from qiao.engine.blocks import BlockManager
 from qiao.engine.config import EngineConfig
 from qiao.engine.drafting import Drafter
-from qiao.engine.fairness import PROMOTED, Account, Displacement, Floor, Shares, loses_first, rank
+from qiao.engine.fairness import CREDIT_STEPS, PROMOTED, Account, Displacement, Floor, Shares, loses_first, rank
 from qiao.engine.offloading import Offload
 from qiao.engine.pacing import Pacer
 from qiao.engine.prefix import BlockKey
 from qiao.engine.rows import RowTable
-from qiao.engine.sequence import Sequence, Status
+from qiao.engine.sequence import Request, Sequence, Status
 from qiao.engine.tiers import Content
 from qiao.engine.waiting import WaitingQueue
 
@@ -43,6 +43,11 @@ class Step:
     def num_tokens(self) -> int:
         """New tokens of the step."""
         return sum(self.counts)
+
+
+def _is_prompt(seq: Sequence) -> bool:
+    """Whether the running ``seq`` has more to compute than its newest token, or siblings that wait for that."""
+    return len(seq.tokens) - seq.num_computed > 1 or not seq.request.forked
 
 
 class Scheduler:
@@ -74,7 +79,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
-        self.shares = Shares()
+        self.shares = Shares(CREDIT_STEPS * config.max_num_batched_tokens)
         self.floor = Floor(config.priority_floor)
         self.pacer = None if config.tpot_target is None else Pacer(config.tpot_target)
         self._joined = joined
@@ -94,6 +99,13 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether there is anything to schedule."""
         return bool(self.running) or bool(self.waiting)
+
+    def enter(self, request: Request) -> None:
+        """A new request is known, and counts as its tenant's; ``add`` follows once it may start."""
+        first = request.sequences[0]
+        prompts = filter(_is_prompt, self.running)
+        rivals = (seq.request.account for seq in (*self.waiting.heads, *prompts) if seq.key[0] == first.key[0])
+        self.shares.enter(request.account, len(request.sequences), len(first.tokens), rivals)
 
     def add(self, seq: Sequence) -> None:
         """Let the first sequence of a new request wait."""
@@ -160,8 +172,7 @@ class Scheduler:
         prompts: list[Sequence] = []
         decodes: list[Sequence] = []
         for seq in self.running:
-            started = len(seq.tokens) - seq.num_computed <= 1 and seq.request.forked
-            (decodes if started else prompts).append(seq)
+            (prompts if _is_prompt(seq) else decodes).append(seq)
         if len(decodes) > self._budget and self.shares.competing:
             decodes.sort(key=lambda seq: (rank(seq), seq.key))
         block_size = self.config.block_size
@@ -213,9 +224,13 @@ class Scheduler:
                 prompts.remove(running)
                 count = self._chunk(len(running.tokens) - running.num_computed)
                 if running.row >= 0 and count > 0 and self._make_room(running, count):
-                    self._take(running, count)
+                    self._take_prompt(running, count)
             else:
                 return
+
+    def _take_prompt(self, seq: Sequence, count: int) -> None:
+        self.shares.serves(seq.request.account)
+        self._take(seq, count)
 
     def _take(self, seq: Sequence, count: int) -> None:
         self._scheduled[seq] = count
@@ -334,7 +349,7 @@ class Scheduler:
             self.rows.take(member)
         seq.request.account.rows += len(wanted)
         self._start(seq, hits, contents, count)
-        self._take(seq, count)
+        self._take_prompt(seq, count)
         return True
 
     def _has_room(self, seq: Sequence, wanted: list[Sequence], hits: list[int]) -> bool:
