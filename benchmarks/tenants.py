@@ -10,6 +10,7 @@ matplotlib.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import math
 import platform
@@ -29,6 +30,9 @@ except ImportError:  # run as a script
     from http_throughput import served  # type: ignore[no-redef]
 
 FLAGS = ["--max-num-seqs", "8", "--max-num-batched-tokens", "128", "--no-enable-prefix-caching", "--disable-access-log"]
+
+
+FLOODING = {"model": "bench", "max_tokens": 24, "ignore_eos": True, "stream": True}
 
 
 def prompt(rng: random.Random, words: int) -> str:
@@ -60,30 +64,42 @@ def calm(url: str, key: str, seconds: float, words: int, pause: float) -> list[f
 
 
 class Flood:
-    """Clients that send request after request for the time of the block."""
+    """Clients that send request after request for the time of the block; what runs at its end is cut off."""
 
     def __init__(self, url: str, key: str, clients: int, words: int) -> None:
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._send, args=(url, key, words, i)) for i in range(clients)]
+        self._url, self._key, self._clients, self._words = url, key, clients, words
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._failed: list[Exception] = []
         self.answered = 0
 
-    def _send(self, url: str, key: str, words: int, number: int) -> None:
-        rng = random.Random(100 + number)
-        with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
-            while not self._stop.is_set():
-                ask(client, key, prompt(rng, words), 24)
+    async def _run(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        tasks = [asyncio.create_task(self._send(number)) for number in range(self._clients)]
+        await self._stop.wait()
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        self._failed = [error for error in ended if isinstance(error, Exception)]
+
+    async def _send(self, number: int) -> None:
+        rng, headers = random.Random(100 + number), {"Authorization": f"Bearer {self._key}"}
+        async with httpx.AsyncClient(base_url=self._url, timeout=120, trust_env=False) as client:
+            while True:
+                body = {**FLOODING, "prompt": prompt(rng, self._words)}
+                answer = await client.post("/v1/completions", json=body, headers=headers)
+                answer.raise_for_status()
                 self.answered += 1
 
     def __enter__(self) -> Flood:
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
         time.sleep(2.0)  # until rows are full and more wait
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        for error in self._failed:
+            raise error
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -110,10 +126,12 @@ def main() -> None:
     """Run, print and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--seconds", type=float, default=30.0, help="length of each run")
+    parser.add_argument("--seconds", type=float, default=40.0, help="length of each run")
     parser.add_argument("--clients", type=int, default=24, help="of the flood")
     parser.add_argument("--words", type=int, default=160, help="words of each prompt, 2 to 4 tokens each")
-    parser.add_argument("--pause", type=float, default=0.1, help="seconds between the calm tenant's requests")
+    parser.add_argument(
+        "--pause", type=float, default=0.5, help="seconds between the calm tenant's requests: it needs less than half"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--flag", action="append", default=[], help="another flag of the server, as --flag=--threads=2")
     args = parser.parse_args()
@@ -139,6 +157,7 @@ def measure(url: str, keys: dict[str, str], args: argparse.Namespace) -> tuple[d
         with Flood(url, keys["flood"], args.clients, args.words) as flood:
             runs[name] = calm(url, keys[key], args.seconds, args.words, args.pause)
         answered[name] = flood.answered
+        print(f"{name}: p95 {percentile(runs[name], 0.95):.3f} s", file=sys.stderr)
     return runs, answered
 
 
