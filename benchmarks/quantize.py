@@ -73,7 +73,7 @@ TITLES = {
 }
 REFERENCES = {"gptqmodel-gptq-asym": ("gptq", "asym"), "gptqmodel-awq": ("awq", "asym")}
 TITLES |= {"gptqmodel-gptq-asym": "GPTQModel: gptq, asymmetric", "gptqmodel-awq": "GPTQModel: awq, asymmetric"}
-FIRST, EACH = 12, 4
+FIRST, EACH = {"gptq": 12, "awq": 4}, 4
 """Layers that other tools quantize for comparison, the rest staying in 16 bits, from each so-manieth sample. Qiao's
 file is made from the same samples and cut to the same layers."""
 PROSE, DOCS = "prose", "docstrings"
@@ -160,7 +160,7 @@ def reference(source: Path, work: Path, python: Path) -> None:
     for name, (method, form) in REFERENCES.items():
         quantized(source, work / ours_for(name), ("--method", method, f"--{form}"), data, len(lines))
         if not (work / name / "config.json").is_file():
-            command = [python, script, source, data, work / name, method, form, GROUP, DAMP, LENGTH, FIRST]
+            command = [python, script, source, data, work / name, method, form, GROUP, DAMP, LENGTH, FIRST[method]]
             subprocess.run([*map(str, command)], check=True)
 
 
@@ -169,13 +169,13 @@ def ours_for(reference: str) -> str:
     return reference.replace("gptqmodel-", "beside-")
 
 
-def first_layers(source: Path, quantized: Path, folder: Path) -> Path:
-    """``folder`` with the first ``FIRST`` layers of ``quantized``, dequantized, and the others of ``source``."""
+def first_layers(source: Path, quantized: Path, folder: Path, count: int) -> Path:
+    """``folder`` with the first ``count`` layers of ``quantized``, dequantized, and the others of ``source``."""
     if not folder.is_dir():
         held = dict(iter_weights(resolve(quantized), progress=False, dequantize=True))
         inner = re.compile(r"model\.layers\.(\d+)\.")
         plain = dict(iter_weights(resolve(source), progress=False))
-        chosen = {n: held[n] if (m := inner.match(n)) and int(m[1]) < FIRST else x for n, x in plain.items()}
+        chosen = {n: held[n] if (m := inner.match(n)) and int(m[1]) < count else x for n, x in plain.items()}
         write_float(source, chosen, folder)
     return folder
 
@@ -354,9 +354,10 @@ def score(source: Path, work: Path, tokenizer: Tokenizer, extra: list[str], resu
         for name in REFERENCES:
             ours = ours_for(name)
             if all((work / n / "config.json").is_file() for n in (name, ours)):
+                count = FIRST[REFERENCES[name][0]]
                 for title, folder in ((TITLES[name].replace("GPTQModel", "Qiao"), ours), (TITLES[name], name)):
-                    cut = first_layers(source, work / folder, work / f"{folder}-first")
-                    made.add(f"first {FIRST} layers, {title}", cut)
+                    cut = first_layers(source, work / folder, work / f"{folder}-first", count)
+                    made.add(f"first {count} layers, {title}", cut)
         for item in extra:
             name, _, folder = item.partition("=")
             made.add(name, Path(folder), quantization="none")

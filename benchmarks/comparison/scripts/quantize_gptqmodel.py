@@ -1,4 +1,4 @@
-"""Run by the interpreter of an environment with GPTQModel 7: quantizes on the CPU, in float32, from calibration.jsonl.
+"""Run by the interpreter of an environment with GPTQModel 7: quantizes on the CPU from calibration.jsonl.
 
 quantize_gptqmodel.py MODEL CALIBRATION OUT gptq|awq sym|asym GROUP DAMP LENGTH LAYERS
 
@@ -33,7 +33,8 @@ def main() -> None:
         config = configs.GPTQConfig(**common, **order, damp_percent=float(damp), offload_to_disk=False)
     else:
         config = configs.AWQConfig(**common, offload_to_disk=False)
-    model = GPTQModel.load(model_path, config, dtype=torch.float32)
+    dtype = torch.float32 if method == "gptq" else torch.bfloat16  # its awq packs no other than 16 bits
+    model = GPTQModel.load(model_path, config, dtype=dtype)
     texts = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()]
     ids = [model.tokenizer(text)["input_ids"][: int(length)] for text in texts]
     model.quantize([{"input_ids": x, "attention_mask": [1] * len(x)} for x in ids], batch_size=1)
