@@ -1,4 +1,4 @@
-"""Other people's clients against this server: one server over the scripted engine, one over a real one.
+"""Other people's clients against this server: one server over the scripted engine, two over a real one.
 
 What needs packages that ``make test`` does not install skips where they are missing; what is long is marked ``compat``
 and runs with ``make compat``, which installs them.
@@ -23,6 +23,7 @@ TEXTS = {
     "thought": "<think>\nhm\n</think>\n\nYes.",
     "json": '{"city": "Köln", "days": 2}',
 }
+KEY, ADMIN_KEY = "sk-compat", "admin-compat"
 PARSERS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
 
 
@@ -53,6 +54,15 @@ def real(folder: Path) -> Iterator[RunningServer]:
     """RAND itself, in float32."""
     flags = ("--dtype", "float32", "--num-gpu-blocks-override", "64", "--max-num-seqs", "8", "--threads", "1")
     with server(folder, *flags, *PARSERS) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def keyed(folder: Path) -> Iterator[RunningServer]:
+    """RAND with keys, and so little to say that thousands of requests are soon answered."""
+    flags = ("--dtype", "float32", "--num-gpu-blocks-override", "64", "--max-num-seqs", "8", "--threads", "1")
+    flags += ("--override-generation-config", '{"max_new_tokens": 4}', "--max-model-len", "128")
+    with server(folder, *flags, *PARSERS, "--api-key", KEY, "--admin-key", ADMIN_KEY) as running:
         yield running
 
 

@@ -84,6 +84,24 @@ def test_a_wrong_field_is_named(rand: RunningServer, body: dict[str, object], fi
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
+def test_as_many_inputs_as_openai_takes(rand: RunningServer) -> None:
+    """2,048, though the queue holds 1,024."""
+    data = post(rand, "/v1/embeddings", {"input": [[i % 200] for i in range(2048)]}).json()["data"]
+    assert [entry["index"] for entry in data] == list(range(2048))
+    assert data[0]["embedding"] == pytest.approx(data[2000]["embedding"], abs=1e-5)
+    assert data[1]["embedding"] != pytest.approx(data[2000]["embedding"], abs=1e-2)
+    assert post(rand, "/v1/embeddings", {"input": [[1]] * 2049}).json()["error"]["param"] == "input"
+
+
+def test_texts_to_score_may_be_long(rand: RunningServer) -> None:
+    body = {"text_1": "a bridge " * 300, "text_2": ["a bridge " * 300, "b"], "truncate_prompt_tokens": -1}
+    same, other = (entry["score"] for entry in post(rand, "/v1/score", body).json()["data"])
+    assert same == pytest.approx(1.0, abs=1e-5) and other < 0.99
+    for name, value in (("text_1", []), ("text_2", []), ("text_2", ["a"] * 1025)):
+        wrong = post(rand, "/v1/score", {"text_1": "a", "text_2": "b", name: value})
+        assert wrong.json()["error"]["param"] == name
+
+
 def test_scores_are_cosines(rand: RunningServer, hidden: Callable[[str], np.ndarray]) -> None:
     answer = post(rand, "/v1/score", {"text_1": TEXTS[0], "text_2": TEXTS[1:]}).json()
     expected = [float(unit(hidden(TEXTS[0])[-1]) @ unit(hidden(t)[-1])) for t in TEXTS[1:]]

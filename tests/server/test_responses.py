@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from qiao.errors import ParameterError, QiaoError
-from qiao.server.responses.service import Responses
+from qiao.errors import ParameterError, QiaoError, QuotaError
+from qiao.server.call import Call
+from qiao.server.protocol.responses import ResponseObject
+from qiao.server.responses import service
+from qiao.server.responses.answer import Answer, Event
+from qiao.server.responses.service import Responses, Running, _until, encoded
 from qiao.server.responses.store import Bounds, ResponseStore, Stored
+from qiao.tenants import DailyUsage, Tenant, TenantQuota
 
 from tests.support.server import RunningServer, scripted
 
@@ -389,7 +394,7 @@ def test_what_is_kept_is_bounded_by_count_bytes_and_age() -> None:
 
 def test_an_end_that_cannot_be_kept_leaves_nothing_that_says_it_runs() -> None:
     store = ResponseStore("memory", Bounds(9, 100.0, 1000))
-    events = [{"type": "delta", "delta": "x" * 900}]
+    events = [encoded({"type": "delta", "delta": "x" * 900})]
 
     async def work() -> None:
         responses = Responses(store)
@@ -399,6 +404,79 @@ def test_an_end_that_cannot_be_kept_leaves_nothing_that_says_it_runs() -> None:
             found = store.get("a", name)
             assert (found is not None) == kept
             assert found is None or (found.response["status"], found.events) == ("completed", None)
+        await responses.close()
+
+    asyncio.run(work())
+
+
+async def growing(answer: Answer, count: int, gate: asyncio.Event | None = None) -> AsyncGenerator[Event, None]:
+    """An answer of ``count`` events with 1,000 bytes each; the last waits for ``gate``."""
+    for event in answer.begin():
+        yield event
+    for number in range(count):
+        if gate is not None and number == count - 1:
+            await gate.wait()
+        yield {"type": "delta", "sequence_number": number, "delta": "x" * 1000}
+    answer.response.status = "completed"
+    yield answer.last()
+
+
+def background(responses: Responses, name: str, tenant: str = "a") -> Running:
+    asked = ResponseObject.model_construct(
+        id=name, status="queued", background=True, output=[], error=None, previous_response_id=None
+    )
+    one = Tenant(name=tenant)
+    call = Call(one, TenantQuota(one, DailyUsage(None)))
+    return Running(call, Answer(asked, lambda *_: []), [], True, lambda: None, responses.share(tenant))
+
+
+def test_events_of_the_background_are_bounded_for_each_tenant() -> None:
+    """One tenant's stream that grows too large fails and says why; what it held is free again, and others go on."""
+    responses = Responses(ResponseStore("memory", Bounds(9, 100.0, 20_000)))
+
+    async def work() -> None:
+        gate = asyncio.Event()
+        small, large, other = (background(responses, *names) for names in (("s",), ("l",), ("o", "b")))
+        await responses.start(small, growing(small.answer, 10, gate))
+        await responses.start(other, growing(other.answer, 15))
+        await _until(other)
+        await responses.start(large, growing(large.answer, 1000))
+        told = [json.loads(chunk.split(b"data: ")[1]) async for chunk in large.follow(-1)]
+        assert [event["type"] for event in told[:3]] == ["response.created", "response.queued", "response.in_progress"]
+        assert told[-1]["type"] == "response.failed"
+        assert "--responses-max-bytes" in told[-1]["response"]["error"]["message"]
+        assert 5 < len(told) < 15
+        await _until(large)
+        gate.set()
+        await _until(small)
+        for tenant, name, status, events in (("a", "s", "completed", 14), ("b", "o", "completed", 19)):
+            kept = await responses.get(tenant, name)
+            assert isinstance(kept, Stored)
+            assert (kept.response["status"], len(kept.events or ())) == (status, events)
+        assert [(share.running, share.bytes) for share in map(responses.share, "ab")] == [(0, 0), (0, 0)]
+        await responses.close()
+
+    asyncio.run(work())
+
+
+def test_the_number_in_the_background_is_bounded_for_each_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MAX_RUNNING", 2)
+    responses = Responses(ResponseStore("memory", Bounds(9, 100.0, 1 << 20)))
+
+    async def work() -> None:
+        gate = asyncio.Event()
+        running = [background(responses, *names) for names in (("1",), ("2",), ("3", "b"))]
+        for one in running:
+            await responses.start(one, growing(one.answer, 2, gate))
+        more = background(responses, "4")
+        with pytest.raises(QuotaError, match="2 responses of this key"):
+            await responses.start(more, growing(more.answer, 2))
+        gate.set()
+        for one in running:
+            await _until(one)
+        await responses.start(more, growing(more.answer, 2))
+        await _until(more)
+        assert isinstance(await responses.get("a", "4"), Stored)
         await responses.close()
 
     asyncio.run(work())

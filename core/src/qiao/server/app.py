@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -14,6 +13,7 @@ from qiao.server import errors
 from qiao.server.access import Access
 from qiao.server.args import ServerArgs
 from qiao.server.auditing import Audit
+from qiao.server.document import Application
 from qiao.server.fleet import Fleet
 from qiao.server.middleware import HeadAsGet, LimitBody, Observe
 from qiao.server.routes import (
@@ -38,26 +38,11 @@ RATE_HEADERS = [
 DESCRIPTION = "OpenAI's API and vLLM's extras. Errors have OpenAI's shape on every route."
 
 
-class _Application(FastAPI):
-    """FastAPI whose document does not claim status 422: wrong bodies get 400, as at OpenAI."""
-
-    def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            document = super().openapi()
-            for path in document["paths"].values():
-                for operation in path.values():
-                    operation["responses"].pop("422", None)
-            for name in ("HTTPValidationError", "ValidationError"):
-                document["components"]["schemas"].pop(name, None)
-        assert self.openapi_schema is not None
-        return self.openapi_schema
-
-
 def create_app(fleet: Fleet) -> FastAPI:
     """The application over ``fleet``."""
     args = fleet.server_args
     documented = not args.disable_fastapi_docs
-    app = _Application(
+    app = Application(
         title="Qiao",
         version=version("qiao"),
         description=DESCRIPTION,
@@ -69,6 +54,7 @@ def create_app(fleet: Fleet) -> FastAPI:
         middleware=_middleware(fleet, args),
     )
     app.state.qiao = fleet
+    app.closed = fleet.tenants.closed
     errors.install(app)
     app.add_exception_handler(ClientGoneError, _gone)
     modules = [completions, chat, responses, messages, embeddings, models, lora, tokenize, operations, console]

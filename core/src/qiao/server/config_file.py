@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError, field_validator
 
@@ -58,8 +58,10 @@ class AliasEntry(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    weights: dict[str, float]
-    sticky: list[str] = list(IDENTITIES)
+    weights: dict[str, Annotated[float, Field(strict=True, json_schema_extra={"minimum": 0})]] = Field(
+        json_schema_extra={"minProperties": 1}
+    )
+    sticky: list[Annotated[str, Field(json_schema_extra={"enum": list(IDENTITIES)})]] = list(IDENTITIES)
 
     def alias(self, name: str) -> Alias:
         """The checked alias."""

@@ -1,4 +1,4 @@
-"""Every failure as OpenAI's error object, with the right status."""
+"""Every failure as OpenAI's error object, or on its routes as Anthropic's, with the right status."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
+from starlette.types import Scope
 
 from qiao import errors
-from qiao.server.protocol.errors import ErrorBody, ErrorDetail
+from qiao.server.paths import route_path, speaks_anthropic
+from qiao.server.protocol.errors import AnthropicError, AnthropicErrorDetail, ErrorBody, ErrorDetail
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,16 @@ _BY_STATUS = {
     504: ("timeout_error", "deadline_exceeded"),
 }
 
+
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
+"""Anthropic's words by status."""
 
 _TYPE_WORDS = frozenset({"str", "int", "float", "bool", "list", "dict"})
 """Words that pydantic adds to a path to tell the members of a union apart."""
@@ -93,10 +105,18 @@ def error_body(error: HTTPException) -> ErrorBody:
     return ErrorBody(error=detail, message=message, type=kind, param=param, code=error.status_code)
 
 
-def error_response(error: HTTPException) -> Response:
-    """The answer for ``error``."""
+def anthropic_error(body: ErrorBody) -> AnthropicError:
+    """An error as Anthropic's clients read it."""
+    kind = _ANTHROPIC.get(body.code, "invalid_request_error" if body.code < 500 else "api_error")
+    return AnthropicError(error=AnthropicErrorDetail(type=kind, message=body.error.message))
+
+
+def error_response(error: HTTPException, scope: Scope) -> Response:
+    """The answer for ``error``, in the shape of the API that was asked."""
+    body = error_body(error)
+    shaped = anthropic_error(body) if speaks_anthropic(route_path(scope)) else body
     return Response(
-        error_body(error).model_dump_json(),
+        shaped.model_dump_json(),
         status_code=error.status_code,
         headers=error.headers,
         media_type="application/json",
@@ -126,34 +146,35 @@ def validation_error(problems: list[Any]) -> ApiError:
 
 
 def allowed_methods(request: Request) -> list[str]:
-    """What the path takes, over all its routes; the framework names only those of the first."""
+    """What the path takes, over all routes of the first template that fits; the framework names only the first's."""
     methods: set[str] = set()
+    template = ""
     for route in request.app.state.routes:
         match, _ = route.matches(request.scope)
-        if match is not Match.NONE:
-            methods |= getattr(route, "methods", None) or set()
+        if match is not Match.NONE and route.path == (template := template or route.path):
+            methods |= route.methods or set()
     return sorted(methods | {"HEAD"} if "GET" in methods else methods)
 
 
 def install(app: FastAPI) -> None:
     """Register the handlers."""
 
-    async def on_qiao(_: Request, error: Exception) -> Response:
+    async def on_qiao(request: Request, error: Exception) -> Response:
         assert isinstance(error, errors.QiaoError)
-        return error_response(to_api_error(error))
+        return error_response(to_api_error(error), request.scope)
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
             error.headers = {"Allow": ", ".join(allowed_methods(request))}
-        return error_response(error)
+        return error_response(error, request.scope)
 
-    async def on_validation(_: Request, error: Exception) -> Response:
+    async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(validation_error(list(error.errors())))
+        return error_response(validation_error(list(error.errors())), request.scope)
 
-    async def on_bug(_: Request, error: Exception) -> Response:
-        return error_response(internal_error(error))
+    async def on_bug(request: Request, error: Exception) -> Response:
+        return error_response(internal_error(error), request.scope)
 
     app.add_exception_handler(errors.QiaoError, on_qiao)
     app.add_exception_handler(HTTPException, on_http)

@@ -64,7 +64,7 @@ FLAG_TEXT: Mapping[str, str] = {
     "responses_db": "where /v1/responses keeps what it answers: memory, off, or a file that outlives the server",
     "responses_max_count": "responses kept for each tenant; those unused for longest go first",
     "responses_max_age": "seconds after its last use that a response is kept",
-    "responses_max_bytes": "bytes of responses kept for each tenant",
+    "responses_max_bytes": "bytes of responses kept for each tenant, and as many of those that run in the background",
     "audit_log": "file to which a line is appended for each request; QIAO_AUDIT_KEY keys its hashes",
     "audit_content": "none, hash (of bodies and answers) or full (their texts too)",
     "audit_redact": "what texts lose: email, phone, card, key, ip, or a regular expression",

@@ -12,9 +12,8 @@ from pydantic import ValidationError
 from qiao.answers import Parts
 from qiao.errors import ParameterError
 from qiao.outputs import RequestOutput
-from qiao.server.errors import validation_error
+from qiao.server.errors import anthropic_error, validation_error
 from qiao.server.protocol.chat import ChatRequest
-from qiao.server.protocol.errors import ErrorBody
 from qiao.server.protocol.messages import (
     CountRequest,
     MessagesRequest,
@@ -28,14 +27,6 @@ from qiao.server.protocol.messages import (
 from qiao.server.streaming import Ending
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-
-_ERROR_TYPES = {
-    "authentication_error": "authentication_error",
-    "permission_error": "permission_error",
-    "not_found_error": "not_found_error",
-    "rate_limit_error": "rate_limit_error",
-    "server_error": "api_error",
-}
 
 
 def chat_request(body: CountRequest) -> ChatRequest:
@@ -187,18 +178,12 @@ def usage(result: RequestOutput) -> MessagesUsage:
     )
 
 
-def error_of(body: ErrorBody) -> dict[str, Any]:
-    """An error as Anthropic's clients read it."""
-    kind = _ERROR_TYPES.get(body.error.type, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": body.error.message}}
-
-
 def sse(kind: str, data: Mapping[str, Any]) -> bytes:
     """One event with its name."""
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **data}, ensure_ascii=False)}\n\n".encode()
 
 
-ENDING = Ending(b"", lambda body: sse("error", error_of(body)))
+ENDING = Ending(b"", lambda body: sse("error", anthropic_error(body).model_dump()))
 """Anthropic's streams end with their last event; an error is an event of its own."""
 
 

@@ -100,7 +100,7 @@ class LimitBody:
             return
         declared = Headers(scope=scope).get("content-length", "0")
         if declared.isascii() and declared.isdigit() and int(declared[:20]) > self._limit:
-            await error_response(self._error())(scope, receive, send)
+            await error_response(self._error(), scope)(scope, receive, send)
             return
         received = 0
 

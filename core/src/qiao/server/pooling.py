@@ -62,7 +62,13 @@ async def embed(
     ]
     wanted = state.frontend.pooling.normalize if normalize is None else normalize
     with counted(state), current_call().counted(requests, state.frontend.limit) as ready:
-        tasks = [asyncio.create_task(_one(state, request, dimensions, wanted)) for request in ready]
+        room = asyncio.Semaphore(max(1, state.client.info.max_num_queued // 2))
+
+        async def one(request: EngineRequest) -> Vector:
+            async with room:  # one call must not fill the queue
+                return await _one(state, request, dimensions, wanted)
+
+        tasks = [asyncio.create_task(one(request)) for request in ready]
         try:
             vectors = await asyncio.gather(*tasks)
         finally:

@@ -17,6 +17,7 @@ from qiao.server.protocol.common import (
     SamplingFields,
     Usage,
     asked,
+    given,
 )
 from qiao.server.protocol.tools import AnsweredCall, CallChunk, read_choice, read_tools
 
@@ -24,12 +25,12 @@ MAX_MESSAGES = 10_000
 
 CHAT_NOT_SUPPORTED: Mapping[str, Refusal] = {
     **NOT_SUPPORTED,
-    "audio": asked,
+    "audio": given,
     "modalities": lambda v: v != ["text"],
     "functions": asked,
     "function_call": lambda v: v != "none",
-    "prediction": asked,
-    "web_search_options": lambda v: True,
+    "prediction": given,
+    "web_search_options": given,
     "verbosity": lambda v: v != "medium",
     "documents": asked,
     "chat_template": asked,

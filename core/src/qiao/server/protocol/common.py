@@ -26,6 +26,11 @@ def asked(value: Any) -> bool:
     return bool(value)
 
 
+def given(value: Any) -> bool:
+    """Refusal of everything: the empty value is wrong in itself."""
+    return True
+
+
 NOT_SUPPORTED: Mapping[str, Refusal] = {
     "use_beam_search": asked,
     "prompt_embeds": asked,
@@ -77,6 +82,16 @@ class Body(BaseModel):
             if field in given and refuses(given[field]):
                 raise ParameterError(field, "is not supported by this server yet; leave it out")
         return given
+
+
+def one_of(*names: str) -> dict[str, Any]:
+    """For a schema: exactly one of these fields is given, and null is absent."""
+
+    def only(name: str) -> dict[str, Any]:
+        others = {other: {"type": "null"} for other in names if other != name}
+        return {"required": [name], "properties": {name: {"not": {"type": "null"}}, **others}}
+
+    return {"anyOf": [only(name) for name in names]}
 
 
 class StreamOptions(Body):

@@ -5,13 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 
 from qiao.errors import ParameterError
 from qiao.server.protocol.common import Body, Refusal, asked
 from qiao.server.protocol.prompts import MAX_PROMPTS, PromptValue, prompt_check, separate
 
-Text = Annotated[str, Field(max_length=1 << 22)]
+MAX_INPUTS = 2048
+"""Most inputs of one request, as at OpenAI."""
+
+MAX_CHARACTERS = 1 << 22
+
+Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+
+Texts = Annotated[
+    list[Text],
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {"type": "string", "maxLength": MAX_CHARACTERS},
+            "minItems": 1,
+            "maxItems": MAX_PROMPTS,
+        }
+    ),
+]
+"""Its bounds are checked by the body, whose errors say more than those of a union."""
 
 
 class PoolingFields(Body):
@@ -19,8 +37,8 @@ class PoolingFields(Body):
 
     model: str | None = None
     user: str | None = None
-    truncate_prompt_tokens: int | None = Field(default=None, ge=-1)
-    priority: int = Field(default=0, ge=-(2**63), lt=2**63)
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, json_schema_extra={"not": {"const": 0}})
+    priority: int = Field(default=0, ge=-(2**62), lt=2**62)
     deadline_ms: float | None = Field(default=None, gt=0, le=86_400_000)
     request_id: str | None = Field(default=None, min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")
     cache_salt: str = Field(default="", max_length=1024)
@@ -38,7 +56,7 @@ class EmbeddingRequest(PoolingFields):
     ``dimensions`` keeps that many numbers of each vector. ``normalize`` overrides the model's own choice.
     """
 
-    input: Annotated[PromptValue, prompt_check("input")]
+    input: Annotated[PromptValue, prompt_check("input", MAX_INPUTS)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
     normalize: bool | None = None
@@ -81,8 +99,8 @@ class ScoreRequest(PoolingFields):
     vLLM's other names for the two are ``queries`` and ``documents`` (or ``items``), and ``data_1`` and ``data_2``.
     """
 
-    text_1: Text | list[Text] = Field(max_length=MAX_PROMPTS)
-    text_2: Text | list[Text] = Field(max_length=MAX_PROMPTS)
+    text_1: Text | Texts
+    text_2: Text | Texts
 
     @model_validator(mode="before")
     @classmethod

@@ -25,3 +25,17 @@ class ErrorBody(BaseModel):
     type: str
     param: str | None
     code: int
+
+
+class AnthropicErrorDetail(BaseModel):
+    """``type`` is one of Anthropic's words."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(BaseModel):
+    """Anthropic's envelope."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorDetail

@@ -42,7 +42,7 @@ class MessagesRequest(CountRequest):
     top_k: int | None = None
     stream: bool = False
     metadata: dict[str, Any] | None = None
-    priority: int = Field(default=0, ge=-(2**63), lt=2**63)
+    priority: int = Field(default=0, ge=-(2**62), lt=2**62)
     deadline_ms: float | None = Field(default=None, gt=0, le=86_400_000)
     cache_salt: str = Field(default="", max_length=1024)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import PlainValidator
+from pydantic import Field, PlainValidator
 
 from qiao.errors import ParameterError
 
@@ -16,11 +16,18 @@ PromptValue = str | list[str] | list[int] | list[list[int]]
 _MAX_ID = 2**31
 
 
-def prompt_check(field: str) -> PlainValidator:
-    """The validator of ``field``: by hand, because one bad entry in a long list must cost one error, not one per entry
+def prompt_check(field: str, most: int = MAX_PROMPTS) -> PlainValidator:
+    """The validator of ``field`` with at most so many prompts: by hand, because one bad entry in a long list must cost one error, not one per entry
     and per type.
     """
-    return PlainValidator(lambda value: _check(field, value), json_schema_input_type=PromptValue)
+    return PlainValidator(lambda value: _check(field, value, most), json_schema_input_type=_described(most))
+
+
+def _described(most: int) -> Any:
+    """The type for the schema alone."""
+    ids = Annotated[list[Annotated[int, Field(ge=0, lt=_MAX_ID)]], Field(min_length=1)]
+    several = Field(min_length=1, max_length=most)
+    return str | Annotated[list[str], several] | ids | Annotated[list[ids], several]
 
 
 def separate(prompt: PromptValue) -> list[str | list[int]]:
@@ -32,7 +39,7 @@ def separate(prompt: PromptValue) -> list[str | list[int]]:
     return [one for one in prompt if not isinstance(one, int)]
 
 
-def _check(field: str, value: Any) -> PromptValue:
+def _check(field: str, value: Any, most: int) -> PromptValue:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -41,8 +48,8 @@ def _check(field: str, value: Any) -> PromptValue:
         raise ParameterError(field, "must not be an empty list")
     if _is_id(value[0]):
         return _check_ids(field, value)
-    if len(value) > MAX_PROMPTS:
-        raise ParameterError(field, f"at most {MAX_PROMPTS} prompts in one request, got {len(value)}")
+    if len(value) > most:
+        raise ParameterError(field, f"at most {most} prompts in one request, got {len(value)}")
     if isinstance(value[0], str):
         if not all(isinstance(one, str) for one in value):
             raise ParameterError(field, "the first entry is a text, so all must be")

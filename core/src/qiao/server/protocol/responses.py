@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from qiao.errors import ParameterError
 from qiao.server.protocol.chat import MAX_MESSAGES, TokenLogprob
-from qiao.server.protocol.common import NOT_SUPPORTED, Body, Refusal, SamplingFields, asked
+from qiao.server.protocol.common import NOT_SUPPORTED, Body, Refusal, SamplingFields, asked, given
 
 MAX_METADATA = 16
 
@@ -28,11 +28,11 @@ INCLUDABLE = (
 RESPONSES_NOT_SUPPORTED: Mapping[str, Refusal] = {
     **NOT_SUPPORTED,
     "n": lambda v: v != 1,
-    "conversation": asked,
-    "prompt": asked,
+    "conversation": given,
+    "prompt": given,
     "context_management": asked,
-    "moderation": asked,
-    "prompt_logprobs": lambda v: True,
+    "moderation": given,
+    "prompt_logprobs": given,
     "return_token_ids": asked,
     "truncation": lambda v: v != "disabled",
     "chat_template": asked,

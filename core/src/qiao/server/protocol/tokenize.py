@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from qiao.errors import ParameterError
 from qiao.server.protocol.chat import MAX_MESSAGES, ChatMessage
-from qiao.server.protocol.common import Body
+from qiao.server.protocol.common import Body, one_of
 from qiao.server.protocol.tools import read_tools
 
 
@@ -16,6 +16,8 @@ class TokenizeRequest(Body):
     """Either ``prompt`` or ``messages``. ``add_special_tokens`` is true for a prompt and false for messages by
     default.
     """
+
+    model_config = ConfigDict(json_schema_extra=one_of("prompt", "messages"))
 
     model: str | None = None
     prompt: str | None = None

@@ -11,7 +11,9 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
-from qiao.errors import OverloadedError, ParameterError, QiaoError
+import msgspec
+
+from qiao.errors import ParameterError, QiaoError, QuotaError
 from qiao.server.call import Call
 from qiao.server.errors import ApiError, error_body, internal_error, to_api_error
 from qiao.server.protocol.errors import ErrorBody
@@ -25,14 +27,55 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_RUNNING = 1024
-"""Most responses in the background at a time. They wait in the engine's queue like all others, but no client waits."""
+"""Most responses of one tenant in the background at a time. They wait in the engine's queue like all others, but no
+client waits."""
+
+
+class Share:
+    """What the responses of one tenant that run in the background take up, and the most that they may."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self.running = 0
+        self.bytes = 0
+
+    def enter(self, size: int) -> None:
+        """One more, with ``size`` bytes. Raises ``QuotaError``, and then nothing is counted."""
+        if self.running >= MAX_RUNNING:
+            raise QuotaError(f"{MAX_RUNNING} responses of this key run in the background already; wait for one", 5.0)
+        self.take(size)
+        self.running += 1
+
+    def take(self, size: int) -> None:
+        """``size`` bytes more. Raises ``QuotaError``, and then nothing is counted."""
+        if self.bytes + size > self._most:
+            raise QuotaError(
+                f"the responses that run in the background for this key take up {self._most} bytes "
+                "(--responses-max-bytes); wait for one to end, or ask without stream=true, as events take up most",
+                5.0,
+            )
+        self.bytes += size
+
+    def leave(self, size: int) -> None:
+        """One that had ``size`` bytes has ended."""
+        self.running -= 1
+        self.bytes -= size
 
 
 class Running:
-    """A response that nobody waits for. It counts as a request of its tenant; ``ended`` hears of its end."""
+    """A response that nobody waits for. It counts as a request of its tenant; ``ended`` hears of its end.
+
+    Its items and events count as bytes of ``share``; events are kept as the JSON that goes out.
+    """
 
     def __init__(
-        self, call: Call, answer: Answer, items: list[Item], keeps_events: bool, ended: Callable[[], None]
+        self,
+        call: Call,
+        answer: Answer,
+        items: list[Item],
+        keeps_events: bool,
+        ended: Callable[[], None],
+        share: Share,
     ) -> None:
         self.tenant = call.tenant.name
         self.quota = call.quota
@@ -40,16 +83,29 @@ class Running:
         self.answer = answer
         self.items = items
         self.keeps_events = keeps_events
-        self.events: list[Event] = []
+        self.events: list[bytes] = []
         self.done = False
+        self.share = share
+        self.size = 0
         self.work: asyncio.Task[None] | None = None
         self.settled: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
+    def begin(self) -> None:
+        """Takes its place and notes the first events. Raises ``QuotaError`` where there is no room for it."""
+        first = [encoded(self.answer.state(kind)) for kind in ("created", "queued")] if self.keeps_events else []
+        size = len(json.dumps(self.items)) + sum(map(len, first))
+        self.share.enter(size)
+        self.size, self.events = size, first
+
     def note(self, event: Event) -> None:
-        """One more event."""
+        """One more event. Raises ``QuotaError`` where there is no room for it, unless it is the last."""
         if self.keeps_events:
-            self.events.append(event)
+            data = encoded(event)
+            if self.answer.response.status in ("queued", "in_progress"):
+                self.share.take(len(data))
+                self.size += len(data)
+            self.events.append(data)
         self._tell()
 
     def end(self) -> None:
@@ -67,7 +123,7 @@ class Running:
         while True:
             news = self._news
             while place < len(self.events):
-                yield sse(self.events[place])
+                yield wire(self.events[place])
                 place += 1
             if self.done:
                 return
@@ -91,12 +147,17 @@ class Responses:
     def __init__(self, store: ResponseStore | None) -> None:
         self._store = store
         self._running: dict[tuple[str, str], Running] = {}
+        self._shares: dict[str, Share] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="responses")
 
     @property
     def kept(self) -> bool:
         """Whether responses can be kept at all."""
         return self._store is not None
+
+    def share(self, tenant: str) -> Share:
+        """What ``tenant`` takes up in the background. Room is that for all that it keeps: more would not be kept."""
+        return self._shares.setdefault(tenant, Share(self._store.bounds.bytes if self._store is not None else 0))
 
     async def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
@@ -134,14 +195,11 @@ class Responses:
         return stored
 
     async def start(self, running: Running, events: AsyncGenerator[Event, None]) -> None:
-        """Let ``events``, those of an answer, happen without a client. Raises ``OverloadedError``."""
-        if len(self._running) >= MAX_RUNNING:
-            raise OverloadedError(f"{MAX_RUNNING} responses run in the background already; wait for one to end", 5.0)
+        """Let ``events``, those of an answer, happen without a client. Raises ``QuotaError``."""
+        running.begin()
         key = (running.tenant, running.answer.response.id)
         self._running[key] = running
         running.quota.hold()
-        running.note(running.answer.state("created"))
-        running.note(running.answer.state("queued"))
         running.work = asyncio.create_task(running.take(events))
         running.settled = asyncio.create_task(self._settle(key, running, running.work))
 
@@ -159,6 +217,7 @@ class Responses:
             await self._keep_end(running.stored())
         finally:
             running.quota.end()
+            running.share.leave(running.size)
             del self._running[key]
             running.ended()
 
@@ -211,6 +270,24 @@ def failure(error: Exception) -> ErrorBody:
     return error_body(to_api_error(error) if isinstance(error, QiaoError) else internal_error(error))
 
 
+def encoded(event: Event) -> bytes:
+    """One event as JSON."""
+    return json.dumps(event, ensure_ascii=False).encode()
+
+
+def wire(data: bytes) -> bytes:
+    """What ``encoded`` made, for the wire."""
+    return _wire(msgspec.json.decode(data, type=_Typed).type, data)
+
+
 def sse(event: Event) -> bytes:
     """One event for the wire."""
-    return f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n".encode()
+    return _wire(event["type"], encoded(event))
+
+
+class _Typed(msgspec.Struct):
+    type: str
+
+
+def _wire(kind: str, data: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)

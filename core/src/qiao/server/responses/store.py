@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from qiao.errors import ParameterError, QiaoError
 
 VERSION = 1
@@ -65,12 +67,14 @@ class Bounds:
 
 @dataclass
 class Stored:
-    """A response with the items that asked for it, and its events where somebody may want to hear them again."""
+    """A response with the items that asked for it, and its events, each as JSON, where somebody may want to hear them
+    again.
+    """
 
     tenant: str
     response: dict[str, Any]
     input: list[dict[str, Any]]
-    events: list[dict[str, Any]] | None = field(default=None)
+    events: list[bytes] | None = field(default=None)
 
 
 class ResponseStore:
@@ -81,7 +85,7 @@ class ResponseStore:
     """
 
     def __init__(self, path: str, bounds: Bounds, clock: Callable[[], float] = time.time) -> None:
-        self._bounds = bounds
+        self.bounds = bounds
         self._clock = clock
         try:
             if path != MEMORY:
@@ -124,25 +128,27 @@ class ResponseStore:
     def put(self, stored: Stored) -> None:
         """Keep a response, or its newer state, and let go what is too old or too much."""
         response, items = json.dumps(stored.response), json.dumps(stored.input)
-        events = None if stored.events is None else json.dumps(stored.events)
-        size = len(response) + len(items) + len(events or "")
-        if size > self._bounds.bytes:  # it would push out all others and go then
-            raise QiaoError(f"it has {size} bytes, and --responses-max-bytes is {self._bounds.bytes}")
+        events = None if stored.events is None else b"[%b]" % b",".join(stored.events)
+        size = len(response) + len(items) + len(events or b"")
+        if size > self.bounds.bytes:  # it would push out all others and go then
+            raise QiaoError(f"it has {size} bytes, and --responses-max-bytes is {self.bounds.bytes}")
         name, previous, now = stored.response["id"], stored.response["previous_response_id"], self._clock()
-        row = (stored.tenant, name, previous, now, size, stored.response["status"], response, items, events)
+        told = None if events is None else events.decode()
+        row = (stored.tenant, name, previous, now, size, stored.response["status"], response, items, told)
         self._change("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-        self._change("DELETE FROM responses WHERE used < ?", (now - self._bounds.age,))
-        crowd = {"tenant": stored.tenant, "count": self._bounds.count, "bytes": self._bounds.bytes}
+        self._change("DELETE FROM responses WHERE used < ?", (now - self.bounds.age,))
+        crowd = {"tenant": stored.tenant, "count": self.bounds.count, "bytes": self.bounds.bytes}
         self._change(_CROWDED, crowd)
 
     def get(self, tenant: str, name: str) -> Stored | None:
         """A response of ``tenant``, None where there is none."""
         statement = "SELECT response, input, events FROM responses WHERE tenant = ? AND id = ? AND used >= ?"
-        row = self._rows(statement, (tenant, name, self._clock() - self._bounds.age))
+        row = self._rows(statement, (tenant, name, self._clock() - self.bounds.age))
         if not row:
             return None
         response, items, events = row[0]
-        return Stored(tenant, json.loads(response), json.loads(items), None if events is None else json.loads(events))
+        told = None if events is None else list(map(bytes, msgspec.json.decode(events, type=list[msgspec.Raw])))
+        return Stored(tenant, json.loads(response), json.loads(items), told)
 
     def delete(self, tenant: str, name: str) -> bool:
         """Forget a response. False where there is none."""
@@ -153,7 +159,7 @@ class ResponseStore:
 
         Raises ``ParameterError`` where it is not whole.
         """
-        oldest = self._clock() - self._bounds.age
+        oldest = self._clock() - self.bounds.age
         rows = self._rows(_CHAIN, {"tenant": tenant, "id": name, "turns": MAX_TURNS, "oldest": oldest})
         if not rows:
             raise ParameterError("previous_response_id", f"no response has the id {name[:100]!r}; it may have expired")

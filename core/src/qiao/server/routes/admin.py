@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
+from pydantic import WithJsonSchema
 
 from qiao.errors import NotFoundError, ParameterError
 from qiao.server.access import ADMINISTRATOR
@@ -27,22 +28,30 @@ def _administrator(request: Request) -> None:
 
 router = APIRouter(route_class=StrictRoute, prefix="/admin", dependencies=[Depends(_administrator)])
 
+CHANGES: dict[int | str, dict[str, Any]] = {
+    409: {"description": "The name is taken, or the model went meanwhile"},
+    **{status: ERRORS[status] for status in (400, 404, 500, 503)},
+}
+
 DRAIN_SECONDS = 300.0
 """How long requests may go on on a model that leaves, where the administrator says nothing else."""
 
 Drain = Annotated[float, Query(ge=0, le=86_400)]
 
-Entry = dict[str, Any]
+Entry = Annotated[
+    dict[str, Any],
+    WithJsonSchema({"type": "object", "required": ["model"], "properties": {"model": {"type": "string", "minLength": 1}}}),
+]
 """A model as it stands in ``qiao.yaml``."""
 
 
-@router.get("/models", responses={401: ERRORS[401]})
+@router.get("/models")
 async def list_models(request: Request) -> FleetStatus:
     """What is served and what comes or goes."""
     return _status(fleet_of(request))
 
 
-@router.post("/models", status_code=201, responses=ERRORS)
+@router.post("/models", status_code=201, responses=CHANGES)
 async def load_model(body: Entry, request: Request) -> FleetStatus:
     """Load one more model. Answers when it is served, or with the reason why it cannot be."""
     fleet = fleet_of(request)
@@ -50,7 +59,7 @@ async def load_model(body: Entry, request: Request) -> FleetStatus:
     return _status(fleet)
 
 
-@router.put("/models/{name:path}", responses=ERRORS)
+@router.put("/models/{name:path}", responses=CHANGES)
 async def swap_model(name: str, body: Entry, request: Request, drain_seconds: Drain = DRAIN_SECONDS) -> SwapStatus:
     """Load another model beside the one of this name, hand its name over, let the old one finish, and end it."""
     fleet = fleet_of(request)
@@ -59,7 +68,7 @@ async def swap_model(name: str, body: Entry, request: Request, drain_seconds: Dr
     return SwapStatus(**dict(_status(fleet)), dropped_adapters=dropped)
 
 
-@router.delete("/models/{name:path}", responses=ERRORS)
+@router.delete("/models/{name:path}", responses=CHANGES)
 async def unload_model(name: str, request: Request, drain_seconds: Drain = DRAIN_SECONDS) -> FleetStatus:
     """Take a model away: new requests get 404 at once, running ones finish first."""
     fleet = fleet_of(request)
@@ -67,7 +76,7 @@ async def unload_model(name: str, request: Request, drain_seconds: Drain = DRAIN
     return _status(fleet)
 
 
-@router.put("/aliases/{name:path}", responses=ERRORS)
+@router.put("/aliases/{name:path}", responses=CHANGES)
 async def put_alias(name: str, body: AliasEntry, request: Request) -> FleetStatus:
     """Add an alias or change its weights. Only those clients move whom the new weights take away."""
     fleet = fleet_of(request)
@@ -75,7 +84,7 @@ async def put_alias(name: str, body: AliasEntry, request: Request) -> FleetStatu
     return _status(fleet)
 
 
-@router.delete("/aliases/{name:path}", responses=ERRORS)
+@router.delete("/aliases/{name:path}", responses={404: ERRORS[404]})
 async def delete_alias(name: str, request: Request) -> FleetStatus:
     """Take an alias away."""
     fleet = fleet_of(request)

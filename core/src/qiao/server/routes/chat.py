@@ -34,6 +34,7 @@ from qiao.server.protocol.tools import AnsweredCall, CallChunk, FunctionCall, Fu
 from qiao.server.routes.shared import (
     ERRORS,
     FINGERPRINT,
+    STREAMS,
     Sent,
     UsageCounter,
     counted,
@@ -49,7 +50,7 @@ from qiao.server.streaming import TextEvents, event, json_answer, stream_answer,
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post("/v1/chat/completions", response_model=ChatResponse, responses=ERRORS)
+@router.post("/v1/chat/completions", response_model=ChatResponse, responses={**STREAMS, **ERRORS})
 async def create_chat_completion(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     limit_wait(body)

@@ -25,6 +25,7 @@ from qiao.server.protocol.completions import (
 from qiao.server.routes.shared import (
     ERRORS,
     FINGERPRINT,
+    STREAMS,
     Sent,
     UsageCounter,
     counted,
@@ -44,7 +45,7 @@ DEFAULT_MAX_TOKENS = 16
 Requests = Sequence[tuple[EngineRequest, str | None]]
 
 
-@router.post("/v1/completions", response_model=CompletionResponse, responses=ERRORS)
+@router.post("/v1/completions", response_model=CompletionResponse, responses={**STREAMS, **ERRORS})
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue one or more prompts."""
     limit_wait(body)

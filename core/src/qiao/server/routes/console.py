@@ -12,8 +12,9 @@ from fastapi.responses import RedirectResponse, Response
 from qiao.server.console import FILES
 from qiao.server.errors import ApiError
 from qiao.server.fleet import fleet_of
+from qiao.server.routes.shared import ERRORS
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter()
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
@@ -25,13 +26,13 @@ HEADERS = {
 """The page loads nothing from elsewhere, and no other page may frame it."""
 
 
-@router.get("/console")
+@router.get("/console", include_in_schema=False)  # a page and its files, not an API
 async def console(request: Request) -> Response:
     """The page, at the address that its own links are relative to."""
     return RedirectResponse(request.scope.get("root_path", "") + "/console/", status_code=307)
 
 
-@router.get("/console/state")
+@router.get("/console/state", responses={503: ERRORS[503]})
 async def console_state(request: Request) -> Response:
     """Facts about this server: models, and engine and placement plan of the first."""
     fleet = fleet_of(request)
@@ -50,7 +51,7 @@ async def console_state(request: Request) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
-@router.get("/console/{name:path}")
+@router.get("/console/{name:path}", include_in_schema=False)
 async def console_file(name: str) -> Response:
     """One of the page's files."""
     name = name or "index.html"

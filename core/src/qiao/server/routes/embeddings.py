@@ -61,7 +61,7 @@ async def create_score(body: ScoreRequest, request: Request) -> Response:
     return _answer(ScoreResponse(id=call_id, created=int(time.time()), model=model, data=data, usage=usage))
 
 
-@router.post("/score", response_model=ScoreResponse, responses=ERRORS, include_in_schema=False)
+@router.post("/score", response_model=ScoreResponse, responses=ERRORS)
 async def create_score_again(body: ScoreRequest, request: Request) -> Response:
     """The same under vLLM's other path."""
     return await create_score(body, request)
@@ -86,13 +86,13 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
     return _answer(RerankResponse(id=call_id, model=model, usage=usage, results=results))
 
 
-@router.post("/rerank", response_model=RerankResponse, responses=ERRORS, include_in_schema=False)
+@router.post("/rerank", response_model=RerankResponse, responses=ERRORS)
 async def rerank_again(body: RerankRequest, request: Request) -> Response:
     """The same under vLLM's other path."""
     return await rerank(body, request)
 
 
-@router.post("/v2/rerank", response_model=RerankResponse, responses=ERRORS, include_in_schema=False)
+@router.post("/v2/rerank", response_model=RerankResponse, responses=ERRORS)
 async def rerank_v2(body: RerankRequest, request: Request) -> Response:
     """The same under Cohere's path."""
     return await rerank(body, request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
@@ -18,6 +19,11 @@ from qiao.server.routes.shared import ERRORS
 from qiao.tenants import DEFAULT_TENANT
 
 router = APIRouter(route_class=StrictRoute)
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+    **ERRORS,
+}
 
 
 def updates_allowed(environment: Mapping[str, str] = os.environ) -> bool:
@@ -35,7 +41,7 @@ def _check_allowed() -> None:
         raise ForbiddenError("a tenant's key may not load or unload adapters; use a key of --api-key")
 
 
-@router.post("/v1/load_lora_adapter", responses=ERRORS, response_class=PlainTextResponse)
+@router.post("/v1/load_lora_adapter", responses=RESPONSES, response_class=Response)
 async def load_adapter(body: LoadLoraRequest, request: Request) -> Response:
     """Load an adapter, which requests then name as their model."""
     fleet = fleet_of(request)
@@ -48,7 +54,7 @@ async def load_adapter(body: LoadLoraRequest, request: Request) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
-@router.post("/v1/unload_lora_adapter", responses=ERRORS, response_class=PlainTextResponse)
+@router.post("/v1/unload_lora_adapter", responses=RESPONSES, response_class=Response)
 async def unload_adapter(body: UnloadLoraRequest, request: Request) -> Response:
     """Forget an adapter; requests that use it go on."""
     _check_allowed()

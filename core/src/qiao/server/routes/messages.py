@@ -3,51 +3,23 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
-from starlette.exceptions import HTTPException
+from fastapi.responses import Response
 
 from qiao.answers import Parts
-from qiao.errors import QiaoError
 from qiao.server import messages
 from qiao.server.body import StrictRoute
-from qiao.server.errors import error_body, to_api_error, validation_error
 from qiao.server.fleet import open_model
 from qiao.server.protocol.messages import CountRequest, MessagesRequest, MessagesResponse, TokenCount
 from qiao.server.routes.chat import ChatCall
-from qiao.server.routes.shared import ERRORS, limit_wait
+from qiao.server.routes.shared import ERRORS, STREAMS, limit_wait
 from qiao.server.streaming import stream_answer, unless_gone
 
-
-class AnthropicRoute(StrictRoute):
-    """Errors in Anthropic's shape."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The strict handler with its refusals reworded."""
-        handler = super().get_route_handler()
-
-        async def reworded(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except RequestValidationError as error:
-                refused: HTTPException = validation_error(list(error.errors()))
-            except QiaoError as error:
-                refused = to_api_error(error)
-            except HTTPException as error:
-                refused = error
-            return JSONResponse(messages.error_of(error_body(refused)), refused.status_code, refused.headers)
-
-        return reworded
+router = APIRouter(route_class=StrictRoute)
 
 
-router = APIRouter(route_class=AnthropicRoute)
-
-
-@router.post("/v1/messages", response_model=MessagesResponse, responses=ERRORS)
+@router.post("/v1/messages", response_model=MessagesResponse, responses={**STREAMS, **ERRORS})
 async def create_message(body: MessagesRequest, request: Request) -> Response:
     """Answer a conversation, as Anthropic's API does."""
     limit_wait(body)

@@ -31,7 +31,7 @@ def _card(fleet: Fleet, name: str) -> ModelCard | None:
     )
 
 
-@router.get("/v1/models", responses={401: ERRORS[401]})
+@router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
     """All names that the key covers, those of models and aliases."""
     fleet = fleet_of(request)
@@ -39,7 +39,7 @@ async def list_models(request: Request) -> ModelList:
     return ModelList(data=[card for card in cards if card is not None])
 
 
-@router.get("/v1/models/{model:path}", responses={401: ERRORS[401], 404: ERRORS[404]})
+@router.get("/v1/models/{model:path}", responses={404: ERRORS[404]})
 async def retrieve_model(model: str, request: Request) -> ModelCard:
     """One name, which may contain slashes."""
     fleet = fleet_of(request)

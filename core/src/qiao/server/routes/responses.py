@@ -29,20 +29,22 @@ from qiao.server.protocol.responses import (
 )
 from qiao.server.responses.answer import Answer, Event
 from qiao.server.responses.asked import chat_request, items_of, listed, own_names, tools_of
-from qiao.server.responses.service import Running, failure, sse
+from qiao.server.responses.service import Running, failure, sse, wire
 from qiao.server.responses.store import Stored
 from qiao.server.routes.chat import ChatCall
-from qiao.server.routes.shared import ERRORS, limit_wait
+from qiao.server.routes.shared import ERRORS, STREAMS, limit_wait
 from qiao.server.state import ServerState
 from qiao.server.streaming import Ending, stream_answer, unless_gone
 
 router = APIRouter(route_class=StrictRoute)
 
+KEPT: dict[int | str, dict[str, Any]] = {404: {**ERRORS[404], "description": "No such response"}}
+
 ENDING = Ending(b"", lambda body: sse({"type": "error", "sequence_number": -1, **body.error.model_dump()}))
 """Streams end with their last event; ``response.failed`` is one, and this is for bugs outside of an answer."""
 
 
-@router.post("/v1/responses", response_model=ResponseObject, responses=ERRORS)
+@router.post("/v1/responses", response_model=ResponseObject, responses={**STREAMS, **ERRORS})
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation, as OpenAI's API for responses does."""
     limit_wait(body)
@@ -66,7 +68,7 @@ async def count_input_tokens(body: InputTokensRequest, request: Request) -> Resp
     return _json(InputTokens(input_tokens=len(prompt.prompt_token_ids)).model_dump())
 
 
-@router.get("/v1/responses/{response_id}", response_model=ResponseObject, responses=ERRORS)
+@router.get("/v1/responses/{response_id}", response_model=ResponseObject, responses={**STREAMS, **KEPT})
 async def get_response(
     response_id: str,
     request: Request,
@@ -84,20 +86,20 @@ async def get_response(
     raise ParameterError("stream", "needs a response that was made with background=true and stream=true")
 
 
-@router.delete("/v1/responses/{response_id}", response_model=DeletedResponse, responses=ERRORS)
+@router.delete("/v1/responses/{response_id}", response_model=DeletedResponse, responses=KEPT)
 async def delete_response(response_id: str, request: Request) -> Response:
     """Forget a response."""
     await fleet_of(request).responses.delete(_tenant(), response_id)
     return _json(DeletedResponse(id=response_id).model_dump())
 
 
-@router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject, responses=ERRORS)
+@router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject, responses=KEPT)
 async def cancel_response(response_id: str, request: Request) -> Response:
     """End a response that runs in the background."""
     return _json(await fleet_of(request).responses.cancel(_tenant(), response_id))
 
 
-@router.get("/v1/responses/{response_id}/input_items", response_model=ItemList, responses=ERRORS)
+@router.get("/v1/responses/{response_id}/input_items", response_model=ItemList, responses=KEPT)
 async def list_input_items(
     response_id: str,
     request: Request,
@@ -243,7 +245,8 @@ class ResponseCall:
             if auditor is not None:
                 auditor.background(call, response.id, response.status, began)
 
-        running = Running(call, self._answer, items_of(self._body), self._body.stream, ended)
+        share = self._fleet.responses.share(call.tenant.name)
+        running = Running(call, self._answer, items_of(self._body), self._body.stream, ended, share)
         await self._fleet.responses.start(running, self._events())
         self._state.held += 1  # the model stays, as it does for a client
         return running
@@ -256,9 +259,9 @@ async def _chat_call(request: Request, body: InputTokensRequest, call_id: str) -
         return ChatCall(state, chat_request(body, history), model, call_id), state, model
 
 
-async def _again(events: list[Event], after: int) -> AsyncGenerator[bytes, None]:
+async def _again(events: list[bytes], after: int) -> AsyncGenerator[bytes, None]:
     for event in events[after + 1 :]:
-        yield sse(event)
+        yield wire(event)
 
 
 def _tenant() -> str:

@@ -34,6 +34,11 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 """Documented answers other than 200."""
 
+STREAMS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer; events with stream=true", "content": {"text/event-stream": {"schema": {}}}}
+}
+"""Of routes that can stream, beside the JSON that ``response_model`` tells of."""
+
 
 class HasRequestId(Protocol):
     """A body that may name its request."""

@@ -1,0 +1,120 @@
+"""Documents for schemathesis, and its command on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.support.server import RunningServer
+
+HERE = Path(__file__).parent
+PUBLISHED = HERE / "openai.json"
+
+
+def nullable(value: Any) -> Any:
+    """The document's ``nullable: true``, a word of OpenAPI 3.0, as JSON Schema says it."""
+    if isinstance(value, list):
+        return [nullable(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    plain = {k: nullable(v) for k, v in value.items() if k != "nullable"}
+    return {"anyOf": [plain, {"type": "null"}]} if value.get("nullable") is True else plain
+
+
+def published() -> dict[str, Any]:
+    """OpenAI's document, cut down to the routes that there are."""
+    found: dict[str, Any] = nullable(json.loads(PUBLISHED.read_text(encoding="utf-8")))
+    return found
+
+
+def as_answered() -> dict[str, Any]:
+    """``published`` with what OpenAI's own server answers and the document leaves out."""
+    found = published()
+    refusal = {"description": "Refused", "content": {"application/json": {"schema": _ref("ErrorResponse")}}}
+    for operations in found["paths"].values():
+        for operation in operations.values():
+            answers = operation["responses"]
+            answers["429"] = answers["default"] = refusal  # no refusal is described, but for an empty 429
+            if "404" in answers:
+                answers["404"] = refusal  # described without the envelope that its own clients unwrap
+    for path, method in (("/completions", "post"), ("/responses/{response_id}", "get")):  # both stream
+        found["paths"][path][method]["responses"]["200"]["content"]["text/event-stream"] = {"schema": {}}
+    embedding = found["components"]["schemas"]["Embedding"]["properties"]["embedding"]
+    found["components"]["schemas"]["Embedding"]["properties"]["embedding"] = {
+        "anyOf": [embedding, {"type": "string"}]  # encoding_format=base64
+    }
+    for parameter in found["paths"]["/responses/{response_id}/input_items"]["get"]["parameters"]:
+        if parameter["name"] == "limit":
+            parameter["schema"] |= {"minimum": 1, "maximum": 100}  # it says so in words
+    return _as_taken(found)
+
+
+def _as_taken(document: dict[str, Any]) -> dict[str, Any]:
+    """``document`` with what this server, like vLLM, takes on purpose: a body without ``model`` means the first, and
+    null is a field that was left out, as clients send it that fill in all fields.
+
+    Bodies get schemas of their own, as some are those of answers too.
+    """
+    schemas = document["components"]["schemas"]
+
+    def given(value: Any) -> Any:
+        if isinstance(value, list):
+            return [given(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        changed = {key: given(one) for key, one in value.items()}
+        if isinstance(name := changed.get("$ref"), str):
+            changed["$ref"] = f"{name}.given"
+        required, fields = changed.get("required", []), changed.get("properties", {})
+        if changed.get("type") != "object":  # a table of fields, one of which may have such a name
+            return changed
+        if "model" in required and len(required) > 1:  # elsewhere it is no model to answer
+            required.remove("model")
+        changed["properties"] = {
+            name: field if name in required else {"anyOf": [field, {"type": "null"}]} for name, field in fields.items()
+        }
+        return changed
+
+    schemas |= {f"{name}.given": given(schema) for name, schema in list(schemas.items())}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            if "requestBody" in operation:
+                operation["requestBody"] = given(operation["requestBody"])
+    return document
+
+
+def answered_well(server: RunningServer, key: str) -> Counter[str]:
+    """How often each route has answered with 200 so far."""
+    page = server.http(headers={"Authorization": f"Bearer {key}"}).get("/metrics").text
+    found = re.findall(r'^http_requests_total{handler="([^"]+)",method="\w+",status="200"} (\S+)', page, re.MULTILINE)
+    counts: Counter[str] = Counter()
+    for handler, count in found:
+        counts[handler] += int(float(count))
+    return counts
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def schemathesis(server: RunningServer, document: dict[str, Any], *flags: str, key: str, base: str = "") -> str:
+    """Run it with ``schemathesis.toml`` and return what it said. Raises ``AssertionError`` where a check failed."""
+    environment = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "document.json"
+        file.write_text(json.dumps(document), encoding="utf-8")
+        command = [sys.executable, "-m", "schemathesis.cli", "--config-file", "schemathesis.toml", "run", str(file)]
+        command += ["--url", server.url + base, "--header", f"Authorization: Bearer {key}", "--no-color", *flags]
+        done = subprocess.run(
+            command, cwd=HERE, env=environment, capture_output=True, text=True, check=False, timeout=1200
+        )
+    print(done.stdout[-3000:])
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2000:]
+    return done.stdout
