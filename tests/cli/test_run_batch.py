@@ -192,7 +192,15 @@ def test_every_flag_reaches_the_engine_or_the_routes(started: Callable[..., dict
 
 
 def test_flags_of_vllm_are_taken_as_by_serve(started: Callable[..., dict[str, Any]]) -> None:
-    argv = ("--tensor-parallel-size", "1", "--swap-space", "4", "--device-memory-utilization", "0.5", "--max_model_len=8k")
+    argv = (
+        "--tensor-parallel-size",
+        "1",
+        "--swap-space",
+        "4",
+        "--device-memory-utilization",
+        "0.5",
+        "--max_model_len=8k",
+    )
     found = started(*argv, "--hf-overrides.a.b", "2")
     assert (found["gpu_memory_utilization"], found["max_model_len"]) == (0.5, 8000)
     assert found["hf_overrides"] == {"a": {"b": 2}}

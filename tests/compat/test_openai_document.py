@@ -128,5 +128,12 @@ def test_anything_that_openai_s_document_allows_or_not(keyed: RunningServer) -> 
     assert f"Tested: {sum(map(len, document['paths'].values()))}" in said
     good = answered_well(keyed, KEY) - before
     print(good)
-    for path in ("/chat/completions", "/completions", "/embeddings", "/responses", "/responses/input_tokens", "/models"):
+    for path in (
+        "/chat/completions",
+        "/completions",
+        "/embeddings",
+        "/responses",
+        "/responses/input_tokens",
+        "/models",
+    ):
         assert good["/v1" + path] >= 10, "else hardly any answer was looked at"

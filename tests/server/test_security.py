@@ -305,7 +305,9 @@ def test_the_openapi_document_tells_of_keys_and_of_errors_in_their_shapes() -> N
         for operation in operations.values():
             named = {name for choice in operation["security"] for name in choice}
             assert named <= schemes
-            wanted = set() if path in PUBLIC_PATHS else {"administrator"} if "/admin/" in path else {"bearer", "x-api-key"}
+            wanted = (
+                set() if path in PUBLIC_PATHS else {"administrator"} if "/admin/" in path else {"bearer", "x-api-key"}
+            )
             assert named == wanted, path
             shape = "AnthropicError" if path.startswith("/v1/messages") else "ErrorBody"
             for status, described in operation["responses"].items():

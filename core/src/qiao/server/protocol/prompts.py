@@ -17,8 +17,9 @@ _MAX_ID = 2**31
 
 
 def prompt_check(field: str, most: int = MAX_PROMPTS) -> PlainValidator:
-    """The validator of ``field`` with at most so many prompts: by hand, because one bad entry in a long list must cost one error, not one per entry
-    and per type.
+    """The validator of ``field`` with at most so many prompts.
+
+    By hand, because one bad entry in a long list must cost one error, not one per entry and per type.
     """
     return PlainValidator(lambda value: _check(field, value, most), json_schema_input_type=_described(most))
 

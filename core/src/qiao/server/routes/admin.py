@@ -40,7 +40,9 @@ Drain = Annotated[float, Query(ge=0, le=86_400)]
 
 Entry = Annotated[
     dict[str, Any],
-    WithJsonSchema({"type": "object", "required": ["model"], "properties": {"model": {"type": "string", "minLength": 1}}}),
+    WithJsonSchema(
+        {"type": "object", "required": ["model"], "properties": {"model": {"type": "string", "minLength": 1}}}
+    ),
 ]
 """A model as it stands in ``qiao.yaml``."""
 
