@@ -261,8 +261,13 @@ def test_in_the_background(client: openai.OpenAI, served: RunningServer, folder:
     served.wait_for(lambda: client.responses.retrieve(queued.id).status == "completed")
     assert client.responses.retrieve(queued.id).output_text == "It is fine."
     assert client.responses.cancel(queued.id).status == "completed"
-    lines = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
-    (line,) = [line for line in lines if line.get("response") == queued.id]
+
+    def audited() -> list[Any]:
+        lines = [json.loads(line) for line in (folder / "audit.jsonl").read_text().splitlines()]
+        return [line for line in lines if line.get("response") == queued.id]
+
+    served.wait_for(lambda: bool(audited()))  # the last that happens
+    (line,) = audited()
     assert (line["event"], line["outcome"], line["answers"]) == ("background", "ok", ["It is fine."])
     assert line["answer_tokens"] == len("It is fine.") + 1
 
