@@ -32,6 +32,12 @@ Texts = Annotated[
 """Its bounds are checked by the body, whose errors say more than those of a union."""
 
 
+Document = Annotated[
+    dict[str, Any],
+    WithJsonSchema({"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}}),
+]
+
+
 class PoolingFields(Body):
     """What all requests for vectors share. ``truncate_prompt_tokens`` keeps the last so many tokens, -1 what fits."""
 
@@ -156,7 +162,7 @@ class RerankRequest(PoolingFields):
     """``documents`` are texts or objects with a ``text``; the ``top_n`` best come back, all where it is 0 or absent."""
 
     query: Text
-    documents: list[Text | dict[str, Any]] = Field(min_length=1, max_length=MAX_PROMPTS)
+    documents: list[Text | Document] = Field(min_length=1, max_length=MAX_PROMPTS)
     top_n: int = Field(default=0, ge=0)
     return_documents: bool = True
 

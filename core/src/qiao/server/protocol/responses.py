@@ -32,6 +32,7 @@ RESPONSES_NOT_SUPPORTED: Mapping[str, Refusal] = {
     "prompt": given,
     "context_management": asked,
     "moderation": given,
+    "personality": given,
     "prompt_logprobs": given,
     "return_token_ids": asked,
     "truncation": lambda v: v != "disabled",
