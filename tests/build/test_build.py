@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from qiao.build import build_engine, shape_for
+from qiao.build import build_engine
 from qiao.config import EngineArgs
 from qiao.contract import Capabilities
 from qiao.errors import ParameterError, PluginError, UsageError
+from qiao.models.placing import shape_for
 from qiao.quantization import QuantizedWeight, WeightForm
 
 from tests.support.checkpoints import edit_config, rand_checkpoint, rand_config

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from qiao import LLM
 from qiao.build import build_engine
+from qiao.cli.plan import read_shape
 from qiao.config import EngineArgs
 from qiao.errors import ModelError, ParameterError, PlanRefusedError
 from qiao.loading import iter_weights, load_config, quantized_weights, resolve
@@ -152,3 +154,36 @@ def test_the_policy_may_refuse_a_scheme(tmp_path, monkeypatch):
     monkeypatch.setattr("qiao.build.iter_weights", lambda *a, **k: pytest.fail("weights were read"))
     with pytest.raises(PlanRefusedError, match="w4a16"):
         build_engine(EngineArgs(model=str(file), fallback="deny"))
+
+
+MIXED = {"attn_v|ffn_down": "Q8_0", "token_embd|output": "F32", "": "Q4_1"}
+"""v and down in 8 bits, the rest in 4, the head plain: q, k and v are multiplied as one, in 8 bits."""
+
+
+@pytest.mark.parametrize(
+    ("word", "drop", "schemes", "moved"),
+    [
+        ("W[w8a16]=dequantize", ("W[w8a16]",), {"dense", "w4a16"}, set()),
+        ("W[w4a16]=dequantize", ("W[w8a16]",), {"dense", "w4a16", "w8a16"}, {"w8a16"}),
+        ("W=dequantize", ("W[w8a16]", "W[w4a16]"), {"dense"}, set()),
+        ("W=dequantize", (), {"dense", "w4a16", "w8a16"}, set()),
+    ],
+)
+def test_the_policy_may_dequantize_what_the_device_lacks(word, drop, schemes, moved, tmp_path, monkeypatch):
+    """Only that, and only where it lacks it; the plan that is printed has the sizes of the one that is served."""
+    file = write_gguf(rand_checkpoint(tmp_path / "hf"), tmp_path / "m.gguf", MIXED)
+    monkeypatch.setattr("qiao.build.choose", lambda device: sim_backend())
+    policy, names = f"deny,W=allow,{word}", str(tmp_path / "hf")
+    told = EngineArgs(model=str(file), tokenizer=names, num_gpu_blocks_override=8, drop=drop, fallback=policy)
+    llm = LLM.from_engine_args(told)
+    plan = llm.plan
+    assert set(plan.shape.schemes) == schemes
+    assert {scheme for scheme in schemes if plan.moved(f"W[{scheme}]")} == moved
+    wanted = float_logits(load_config(resolve(file)), gguf_values(file), IDS)
+    torch.testing.assert_close(torch.cat(list(llm.token_logits(IDS))), wanted, atol=1e-2, rtol=1e-2)
+    planned, _ = read_shape(told, schemes_lost(plan.shape.schemes))
+    assert planned.linears == plan.shape.linears
+
+
+def schemes_lost(kept):
+    return {"w4a16", "w8a16"} - set(kept)

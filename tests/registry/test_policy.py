@@ -21,6 +21,15 @@ def test_the_most_specific_word_counts():
     assert Policy.parse("").default == "warn" and Policy.parse("S=deny").default == "warn"
 
 
+def test_dequantize_is_a_word_for_weights_alone():
+    policy = Policy.parse("deny,W=dequantize,W[w8a8]=warn")
+    assert policy.verdict("matmul", "W[fp8]") == policy.verdict("pack_weight", "W[w4a16]") == "dequantize"
+    assert policy.verdict("matmul", "W[w8a8]") == "warn"
+    for text in ("dequantize", "attention=dequantize", "KV=dequantize", "warn,write_kv=dequantize"):
+        with pytest.raises(ParameterError, match="dequantize is for weights"):
+            Policy.parse(text)
+
+
 @pytest.mark.parametrize("text", ["maybe", "warn,deny", "attention=perhaps", "atention=deny", "W[=deny", "=deny=warn"])
 def test_mistakes_name_the_field(text):
     with pytest.raises(ParameterError) as caught:

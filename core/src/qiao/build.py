@@ -6,17 +6,17 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from qiao.config import EngineArgs, SpeculativeConfig, dtype_name
-from qiao.contract import Capabilities, ModelShape
+from qiao.config import EngineArgs, SpeculativeConfig
+from qiao.contract import ModelShape
 from qiao.devices import HOST
 from qiao.engine import Engine, EngineConfig
 from qiao.engine.adapters import load_adapters
@@ -40,13 +40,14 @@ from qiao.loading import (
 from qiao.loading.heap import freed_at_once
 from qiao.loading.packed_cache import PackedCache, cache_folder, code_identity, source_identity
 from qiao.loading.weights import weight_files
-from qiao.models import create, describe, has_family
+from qiao.models import create, has_family
 from qiao.models.adapters import adapter_bytes, with_adapters
 from qiao.models.base import Model
 from qiao.models.packing import load_kept
+from qiao.models.placing import Quantized, keep_quantized, shape_for
 from qiao.models.settings import Settings
 from qiao.optable import OpTable
-from qiao.quantization import QuantizedWeight, Weight
+from qiao.quantization import Weight
 from qiao.registry import (
     Backend,
     FallbackCounters,
@@ -56,11 +57,11 @@ from qiao.registry import (
     confirm,
     enforce,
     make_plan,
+    to_dequantize,
 )
 
 logger = logging.getLogger(__name__)
 
-_NONE: Mapping[str, QuantizedWeight] = MappingProxyType({})
 HOST_SHARE = 0.25
 DEVICE_SHARE = 0.9
 
@@ -119,12 +120,16 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A model whose operators are bound and whose weights have not been read."""
+    """A model whose operators are bound and whose weights have not been read.
+
+    ``dequantized``: schemes that become floating point at load, or whether all do.
+    """
 
     args: EngineArgs
     files: ModelFiles
     config: Any
-    quantized: Mapping[str, QuantizedWeight]
+    quantized: Quantized
+    dequantized: bool | AbstractSet[str]
     shape: ModelShape
     plan: Plan
     ops: OpTable
@@ -134,14 +139,21 @@ def _place_model(args: EngineArgs, backend: Backend, counters: FallbackCounters)
     files = resolve(args.model, args.revision, args.download_dir)
     _check_format(args, files)
     config = read_config(files, args)
-    quantized = {} if args.quantization == "none" else quantized_weights(files)
-    shape = shape_for(config, args.dtype, backend.capabilities, quantized)
-    if args.kv_cache_dtype != "auto":
-        shape = replace(shape, kv_dtype=args.kv_cache_dtype)
-    if args.enable_lora:
-        shape = with_adapters(shape, args.max_loras, args.max_lora_rank)
+    none = args.quantization == "none"
+    policy = Policy.parse(args.fallback, args.fallback_budget)
+
+    def ask(quantized: Quantized) -> tuple[ModelShape, frozenset[str]]:
+        shape = shape_for(config, args.dtype, backend.capabilities, quantized)
+        if args.kv_cache_dtype != "auto":
+            shape = replace(shape, kv_dtype=args.kv_cache_dtype)
+        if args.enable_lora:
+            shape = with_adapters(shape, args.max_loras, args.max_lora_rank)
+        plan = make_plan(shape, backend, policy, drop=args.drop, block_size=args.block_size)
+        return shape, to_dequantize(plan, policy)
+
+    quantized, lost, shape = keep_quantized({} if none else quantized_weights(files), ask)
     plan, ops = place(shape, backend, args, counters)
-    return _Placed(args, files, config, quantized, shape, plan, ops)
+    return _Placed(args, files, config, quantized, none or lost, shape, plan, ops)
 
 
 def _place_draft(
@@ -243,29 +255,6 @@ def place(shape: ModelShape, backend: Backend, args: EngineArgs, counters: Fallb
     return confirmed, ops
 
 
-def shape_for(
-    config: Any, dtype: str, capabilities: Capabilities, quantized: Mapping[str, QuantizedWeight] = _NONE
-) -> ModelShape:
-    """The model's shape with the dtype that it will run in.
-
-    ``auto`` keeps the checkpoint's dtype where the chip has it, else takes the chip's first.
-    The KV cache of a quantized model that runs in float32 is float16 where the device has it: half the memory and the
-    reading, for an error far below that of the weights. Raises ``ParameterError`` for a dtype that the chip lacks.
-    """
-    shape = describe(config, quantized)
-    name = dtype_name(dtype)
-    if name == "auto":
-        name = shape.dtype if shape.dtype in capabilities.dtypes else capabilities.dtypes[0]
-        if name != shape.dtype:
-            logger.warning("the device has no %s; the model runs in %s", shape.dtype, name)
-    elif name not in capabilities.dtypes:
-        raise ParameterError(
-            "dtype", f"{name} is not supported by this device; it has {', '.join(capabilities.dtypes)}"
-        )
-    shrinks = bool(quantized) and name == "float32" and "float16" in capabilities.kv_dtypes
-    return replace(shape, dtype=name, kv_dtype="float16" if shrinks else shape.kv_dtype)
-
-
 def dtype_of(name: str) -> torch.dtype:
     """The torch dtype called ``name``. Raises ``ModelError`` where there is none."""
     found = getattr(torch, name, None)
@@ -293,11 +282,11 @@ def _check_format(args: EngineArgs, files: ModelFiles) -> None:
 def _load(placed: _Placed, backend: Backend) -> Model:
     args, files, config, shape, ops = placed.args, placed.files, placed.config, placed.shape, placed.ops
     start = time.monotonic()
-    cache = kept_weights(files, config, shape, backend, ops, args)
+    cache = kept_weights(placed, backend)
     dtype = dtype_of(shape.dtype)
 
     def weights() -> Iterator[tuple[str, Weight]]:
-        return iter_weights(files, dequantize=args.quantization == "none")
+        return iter_weights(files, dequantize=placed.dequantized)
 
     def make(table: OpTable) -> Any:
         return create(config, table, dtype, args.max_model_len, placed.quantized)
@@ -313,14 +302,13 @@ def _load(placed: _Placed, backend: Backend) -> Model:
     return model
 
 
-def kept_weights(
-    files: ModelFiles, config: Any, shape: ModelShape, backend: Backend, ops: OpTable, args: EngineArgs
-) -> tuple[PackedCache, dict[str, Any]] | None:
+def kept_weights(placed: _Placed, backend: Backend) -> tuple[PackedCache, dict[str, Any]] | None:
     """Where this model's packed weights are kept, and under which key; None where they are not.
 
     They are for devices that take them back and read them from host memory, and models with a definition of their own.
     """
-    folder, packing = cache_folder(args.packed_cache), backend.capabilities.packing
+    files, config, ops = placed.files, placed.config, placed.ops
+    folder, packing = cache_folder(placed.args.packed_cache), backend.capabilities.packing
     able = backend.on_host and packing and "restore_weight" in backend.hooks and isinstance(config, Settings)
     if folder is None or not able or any(one.device != ops.device for one in ops.matmul.values()):
         return None
@@ -329,13 +317,19 @@ def kept_weights(
         "model": (files.gguf or files.folder).name,
         "sources": source_identity(weight_files(files)),
         "config": config.raw,
-        "dtype": shape.dtype,
-        "quantization": args.quantization,
+        "dtype": placed.shape.dtype,
+        "quantization": _dequantized(placed),
         "plugin": backend.plugin,
         "packing": packing,
         "code": code_identity(here / name for name in ("layers", "loading", "models", "quantization")),
     }
     return PackedCache(folder), key
+
+
+def _dequantized(placed: _Placed) -> str | list[str]:
+    """For a key: what becomes floating point at load."""
+    lost = placed.dequantized
+    return "none" if isinstance(lost, bool) and lost else sorted(lost or ())
 
 
 def _offloading(placed: _Placed, draft: _Placed | None, backend: Backend) -> OffloadSizes | None:
@@ -352,7 +346,7 @@ def _offloading(placed: _Placed, draft: _Placed | None, backend: Backend) -> Off
         {
             "sources": source_identity(weight_files(one.files)),
             "config": plain_config(one.files, one.args.hf_overrides),
-            "dtypes": [one.shape.dtype, one.shape.cache_dtype, one.args.quantization],
+            "dtypes": [one.shape.dtype, one.shape.cache_dtype, _dequantized(one)],
             "cache": [one.ops.kv_layout, one.plan.block_size, backend.plugin],
             "length": one.args.max_model_len,  # some ropes turn keys by it
             "code": code_identity(here / name for name in ("layers", "loading", "models", "quantization")),

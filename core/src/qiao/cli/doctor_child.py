@@ -67,8 +67,8 @@ def plugin_facts(only: str | None) -> list[dict[str, Any]]:
 
 def device_facts() -> dict[str, Any]:
     """What ``--device auto`` takes, and where the small model's operators would run; ``error`` where nothing does."""
-    from qiao.build import shape_for
     from qiao.errors import QiaoError
+    from qiao.models.placing import shape_for
     from qiao.registry import Policy, choose, make_plan
 
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,19 +44,24 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Show where each operator of a model would run and what a step would copy. Needs no weights and no device."""
-    from qiao.registry import Policy, Rates, make_plan, planning_backend
+    from qiao.registry import Policy, Rates, make_plan, planning_backend, to_dequantize
 
     args = EngineArgs(model=model, **engine)
-    shape, assumption = read_shape(args)
-    made = make_plan(
-        shape,
-        planning_backend(args.device, chip=chip),
-        Policy.parse(args.fallback, args.fallback_budget),
-        drop=args.drop,
-        keep=_split(keep),
-        block_size=args.block_size,
-        rates=Rates(bandwidth * 1e9, sync_us * 1e-6),
-    )
+    policy, backend = Policy.parse(args.fallback, args.fallback_budget), planning_backend(args.device, chip=chip)
+    lost, more = frozenset[str](), frozenset({""})
+    while more:
+        shape, assumption = read_shape(args, lost)
+        made = make_plan(
+            shape,
+            backend,
+            policy,
+            drop=args.drop,
+            keep=_split(keep),
+            block_size=args.block_size,
+            rates=Rates(bandwidth * 1e9, sync_us * 1e-6),
+        )
+        more = to_dequantize(made, policy) - lost
+        lost |= more
     made = replace(made, step=_step(batch, context, prefill, made.block_size))
     data = {**made.as_dict(), "assumption": assumption}
     if as_json:
@@ -73,13 +79,13 @@ def register(app: typer.Typer) -> None:
     app.command("plan")(plan)
 
 
-def read_shape(args: EngineArgs) -> tuple[ModelShape, str]:
+def read_shape(args: EngineArgs, dequantized: AbstractSet[str] = frozenset()) -> tuple[ModelShape, str]:
     """The shape of a model, and what was assumed of it, empty where its weights' own headers say all.
 
     ``args.model`` is a ``config.json`` or whatever ``serve`` takes; of a model on the Hugging Face hub only the config
     is fetched. A quantized config alone does not say which layers are quantized: all are taken to be, but the head and
-    what routes to experts. Raises ``ModelError`` naming the file, ``ParameterError`` for a quantization that it has
-    not.
+    what routes to experts. Weights of the schemes ``dequantized`` become floating point at load. Raises ``ModelError``
+    naming the file, ``ParameterError`` for a quantization that it has not.
     """
     from qiao.models import describe
     from qiao.models.adapters import with_adapters
@@ -88,9 +94,11 @@ def read_shape(args: EngineArgs) -> tuple[ModelShape, str]:
     config = {**config, **args.hf_overrides}
     method = _method(args, config, files)
     if method is None or files is not None:
-        shape, assumption = describe(config, _promised(files) if method else {}), ""
+        held = _promised(files) if method else {}
+        kept = {name: weight for name, weight in held.items() if weight.form.scheme not in dequantized}
+        shape, assumption = describe(config, kept), ""
     else:
-        shape, assumption = _all_quantized(describe(config), method)
+        shape, assumption = _all_quantized(describe(config), method, dequantized)
     if args.dtype != "auto":
         shape = replace(shape, dtype=dtype_name(args.dtype))
     if args.kv_cache_dtype != "auto":
@@ -138,13 +146,16 @@ def _promised(files: ModelFiles | None) -> Mapping[str, QuantizedWeight]:
     return {} if files is None else quantized_weights(files)
 
 
-def _all_quantized(shape: ModelShape, method: str | Method) -> tuple[ModelShape, str]:
-    """``shape`` with each layer that is usually quantized in the form that ``method`` gives it."""
+def _all_quantized(shape: ModelShape, method: str | Method, dequantized: AbstractSet[str]) -> tuple[ModelShape, str]:
+    """``shape`` with each layer that is usually quantized in the form that ``method`` gives it, or floating point."""
     assert not isinstance(method, str)  # GGUF files are here, whole
     linears = []
     for line in shape.linears:
         form = None if line.name in _PLAIN else method.form(f"model.layers.0.{line.name}", line.in_features)
-        linears.append(line if form is None else replace(line, scheme=form.scheme, group_size=form.group_size))
+        if form is None or form.scheme in dequantized:
+            linears.append(line)
+        else:
+            linears.append(replace(line, scheme=form.scheme, group_size=form.group_size))
     text = (
         f"the config says {method.name}, and only the headers of the weights show which layers are quantized: taken to "
         "be all but the head and routers"

@@ -80,9 +80,10 @@ def _place(files: ModelFiles, options: Options, device: str) -> Device:
     """Operators on ``device``; activations in float32 where it has that, else in the model's own dtype."""
     from dataclasses import replace
 
-    from qiao.build import dtype_of, place, shape_for
+    from qiao.build import dtype_of, place
     from qiao.config import EngineArgs
     from qiao.loading import load_config
+    from qiao.models.placing import shape_for
     from qiao.quantize import Device
     from qiao.registry import FallbackCounters, choose
 

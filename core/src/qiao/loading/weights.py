@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,25 +29,25 @@ T = TypeVar("T")
 
 
 def iter_weights(
-    files: ModelFiles, device: str = "cpu", progress: bool = True, dequantize: bool = False
+    files: ModelFiles, device: str = "cpu", progress: bool = True, dequantize: bool | AbstractSet[str] = False
 ) -> Iterator[tuple[str, Weight]]:
     """Each weight once, under its Hugging Face name, on ``device``.
 
     Only one at a time is held here. Floating point keeps its dtype. Quantized weights stay so where the contract has
-    their form; the others, and with ``dequantize`` all, become float32. ``progress`` shows a bar on a terminal, and
-    logs how far it is elsewhere.
+    their form; the others, and with ``dequantize`` all or those of the schemes named, become float32. ``progress``
+    shows a bar on a terminal, and logs how far it is elsewhere.
     Raises ``ModelError`` naming the file or the tensor, also for NaN.
     """
     if files.gguf is not None:
         from qiao.loading.gguf import count_gguf, iter_gguf
 
         total = count_gguf(files.header)
-        source = iter_gguf(files.header, device, dequantize)
+        source = iter_gguf(files.header, device, dequantize is True)
     else:
         total = count_tensors(files.folder)
         method = _method(files)
         source = iter_quantized(files.folder, device, method) if method else iter_safetensors(files.folder, device)
-        source = _plain(source) if dequantize else source
+    source = _plain(source, dequantize) if dequantize else source
     found = _checked(source, files)
     if not progress:
         return found
@@ -89,9 +90,11 @@ def _method(files: ModelFiles) -> Method | None:
     return method_of(settings) if settings else None
 
 
-def _plain(source: Iterator[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
+def _plain(source: Iterator[tuple[str, Weight]], schemes: bool | AbstractSet[str]) -> Iterator[tuple[str, Weight]]:
     for name, weight in source:
-        yield name, weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
+        if isinstance(weight, QuantizedWeight) and (schemes is True or weight.form.scheme in (schemes or ())):
+            weight = weight.dequantize()
+        yield name, weight
 
 
 def _checked(source: Iterator[tuple[str, Weight]], files: ModelFiles) -> Iterator[tuple[str, Weight]]:

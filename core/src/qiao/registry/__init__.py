@@ -5,7 +5,7 @@ from qiao.registry.binder import bind
 from qiao.registry.discovery import Discovery, PluginRecord, allowed_plugins, discover
 from qiao.registry.fallback import FallbackCounters, FallbackRecord
 from qiao.registry.plan import Plan, StepPrice, make_plan
-from qiao.registry.policy import Policy, enforce
+from qiao.registry.policy import Policy, enforce, to_dequantize
 from qiao.registry.pricing import Price, Rates
 from qiao.registry.probe import confirm
 from qiao.registry.selection import choose, planning_backend
@@ -33,4 +33,5 @@ __all__ = [
     "make_plan",
     "planning_backend",
     "survey",
+    "to_dequantize",
 ]

@@ -1,4 +1,7 @@
-"""What the user allows: ``allow``, ``warn`` or ``deny`` for each operator or group, and a budget in bytes a step."""
+"""What the user allows: ``allow``, ``warn`` or ``deny`` for each operator or group, and a budget in bytes a step.
+
+For weights there is a fourth word, ``dequantize``: those of a scheme that the device lacks become floating point.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from qiao.registry.pricing import Price
 if TYPE_CHECKING:
     from qiao.registry.plan import Plan, PlanRow
 
-ALLOW, WARN, DENY = "allow", "warn", "deny"
-_VERDICTS = (ALLOW, WARN, DENY)
+ALLOW, WARN, DENY, DEQUANTIZE = "allow", "warn", "deny", "dequantize"
+_VERDICTS = (ALLOW, WARN, DENY, DEQUANTIZE)
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,10 @@ class Policy:
                 name, verdict = "", name
             if verdict not in _VERDICTS:
                 raise ParameterError("fallback", f"must be allow, warn or deny, got {verdict!r} in {text!r}")
+            if verdict == DEQUANTIZE and not name.startswith("W"):
+                raise ParameterError(
+                    "fallback", f"dequantize is for weights, as in W=dequantize or W[w4a16]=dequantize, got {item!r}"
+                )
             if name:
                 check_names([name], "fallback", operators=True)
                 overrides[name] = verdict
@@ -83,7 +90,8 @@ def enforce(plan: Plan, policy: Policy) -> None:
     refused = refusal(plan, policy)
     if refused:
         raise PlanRefusedError(refused)
-    warned = [row for row in plan.fallback_rows if row.gap and policy.verdict(row.operator, row.group) == WARN]
+    told = (WARN, DEQUANTIZE)  # what the probe found came too late to dequantize
+    warned = [row for row in plan.fallback_rows if row.gap and policy.verdict(row.operator, row.group) in told]
     for line in _lines(warned, plan):
         log.warning("runs on the host instead of %s: %s", plan.device, line)
     for row in plan.failed_rows:
@@ -110,6 +118,12 @@ def refusal(plan: Plan, policy: Policy) -> str:
             f"Raise --fallback-budget to at least {total}, or run everything on the host with --device {plan.host}."
         )
     return ""
+
+
+def to_dequantize(plan: Plan, policy: Policy) -> frozenset[str]:
+    """The schemes of weights that ``plan`` puts on the host and that ``policy`` would have as floating point."""
+    rows = (row for row in plan.fallback_rows if row.scheme not in ("", "dense"))
+    return frozenset(row.scheme for row in rows if policy.verdict(row.operator, row.group) == DEQUANTIZE)
 
 
 def _judged(row: PlanRow, policy: Policy) -> str:

@@ -25,7 +25,7 @@ FLAG_TEXT: Mapping[str, str] = {
     "pooler_config": "how embeddings are pooled: pooling_type LAST or MEAN, normalize",
     "max_logprobs": "most alternatives a request may ask for; -1 for all",
     "device": "auto, a plugin (sim, sim:1) or a torch device string",
-    "fallback": "operators on the host: allow, warn or deny; also operator=policy items",
+    "fallback": "operators on the host: allow, warn or deny; also operator=policy items; W=dequantize",
     "fallback_budget": "most bytes a step that host operators may move",
     "drop": "hooks of the plugin to leave unused, to see what a gap costs",
     "block_size": "tokens of a KV cache block",
