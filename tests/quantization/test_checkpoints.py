@@ -39,6 +39,26 @@ def compressed_settings(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"], **more}
 
 
+def renamed(writer: Writer, scale: str) -> Writer:
+    """Its ``weight_scale_inv`` under another name."""
+
+    def write(*args: Any) -> Any:
+        parts, value = writer(*args)
+        return {"weight": parts["weight"], scale: parts["weight_scale_inv"]}, value
+
+    return write
+
+
+def with_input_scale(writer: Writer) -> Writer:
+    """A scale of activations beside each weight, which weight-only FP8 has no use for."""
+
+    def write(*args: Any) -> Any:
+        parts, value = writer(*args)
+        return parts | {"input_scale": torch.tensor(0.01)}, value
+
+    return write
+
+
 EIGHT_BIT_INPUTS = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
 STATIC_INPUTS = {**EIGHT_BIT_INPUTS, "dynamic": False, "strategy": "tensor"}
 BY_GROUP = {"num_bits": 4, "strategy": "group", "group_size": 32}
@@ -100,6 +120,17 @@ CASES: dict[str, tuple[Writer, dict[str, Any]]] = {
         fp8(True),
         compressed_settings({"num_bits": 8, "type": "float", "strategy": "channel"}, format="float-quantized"),
     ),
+    "fp8-compressed-blocks": (
+        renamed(fp8(block=(48, 32)), "weight_scale"),
+        compressed_settings(
+            {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [48, 32]}, format="float-quantized"
+        ),
+    ),
+    "fp8-fbgemm": (fp8(True), {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}),
+    "fp8-modelopt": (
+        with_input_scale(fp8()),
+        {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": None, "ignore": ["lm_head"]},
+    ),
     "nf4": (bitsandbytes(), FOUR_BIT),
     "nf4-nested": (bitsandbytes(nested=True, block=128), FOUR_BIT),
     "nf4-stored-as-bfloat16": (bitsandbytes(stored=torch.bfloat16), FOUR_BIT),
@@ -128,6 +159,7 @@ SCHEMES = {
     "gptq-8-sym": "w8a16",
     "gptq-8-act-order": "w8a16",
     "fp8-blocks": "dense",
+    "fp8-compressed-blocks": "dense",
     "llm-int8": "w8a16",
 }
 
@@ -145,6 +177,19 @@ def test_logits(case, backend, tmp_path):
     wanted = float_logits(float_config(folder), values, IDS)
     plan, ops = place(folder, backend_called(backend))
     assert set(plan.shape.schemes) == {scheme(case), "dense"}
+    torch.testing.assert_close(logits(load(folder, ops), ops, IDS), wanted, atol=1e-3, rtol=1e-3)
+
+
+ODD = {"hidden_size": 66, "intermediate_size": 101, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", ["w8a16-asym", "w4a16-asym", "w4a16-act-order", "fp8-channel", "nf4-nested"])
+def test_odd_inputs_and_outputs(case, backend, tmp_path):
+    """With short last groups where there are groups."""
+    folder, values = quantized_checkpoint(tmp_path / "q", *CASES[case], **ODD)
+    wanted = float_logits(float_config(folder), values, IDS)
+    _, ops = place(folder, backend_called(backend))
     torch.testing.assert_close(logits(load(folder, ops), ops, IDS), wanted, atol=1e-3, rtol=1e-3)
 
 

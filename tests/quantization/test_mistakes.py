@@ -279,6 +279,8 @@ class TestDamage:
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "marlin"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, "gemv_fast"),
         ({"quant_method": "awq", "bits": 8}, "bits is 8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
+        (compressed_settings({"num_bits": 8, "type": "float", "strategy": "block"}, format="float-quantized"), "block"),
         (compressed_settings({"num_bits": 4, "strategy": "tensor_group"}, format="nvfp4-pack-quantized"), "nvfp4"),
         ({"quant_method": "compressed-tensors"}, "config_groups"),
     ],

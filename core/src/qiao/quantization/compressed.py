@@ -1,5 +1,7 @@
 """Checkpoints of compressed-tensors (llm-compressor): 4 and 8 bit integers and FP8, by group, channel or tensor.
 
+FP8 with a scale for each block of rows and columns becomes floating point.
+
 ``pack-quantized``: ``weight_packed`` [O, I * bits / 32] int32 holds signed integers raised by ``2 ** (bits - 1)``.
 ``int-quantized``: ``weight`` [O, I] int8. ``float-quantized``: ``weight`` float8_e4m3fn. Beside it ``weight_scale``
 [O, groups], ``weight_zero_point`` (packed along O with packed weights), ``weight_shape`` and ``weight_g_idx``.
@@ -19,7 +21,7 @@ import torch
 
 from qiao.errors import ModelError
 from qiao.quantization.fp8 import FORM as FP8_FORM
-from qiao.quantization.fp8 import fp8_weight
+from qiao.quantization.fp8 import fp8_blocks, fp8_weight
 from qiao.quantization.gptq import permutation
 from qiao.quantization.packing import (
     expect,
@@ -31,10 +33,11 @@ from qiao.quantization.packing import (
     scales,
     unpack,
 )
-from qiao.quantization.weight import QuantizedWeight, WeightForm
+from qiao.quantization.weight import QuantizedWeight, Weight, WeightForm
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _STRATEGIES = ("group", "channel", "tensor")
+_BLOCKS = "block"
 _PACKED_BITS = (2, 4, 8)
 
 
@@ -64,29 +67,35 @@ class CompressedTensors:
         for group in self._groups:
             self._check(group)
 
-    def promise(self, module: str, shapes: Mapping[str, tuple[int, ...]]) -> QuantizedWeight:
-        """The weight's form and shape from the shapes of its parts."""
+    def promise(self, module: str, shapes: Mapping[str, tuple[int, ...]]) -> QuantizedWeight | None:
+        """The weight's form and shape from the shapes of its parts; None where it becomes floating point."""
         if "weight_packed" in shapes:
             rows, words = shapes["weight_packed"]
             columns = words * 32 // self._of(module)["weights"]["num_bits"]
         else:
             rows, columns = shapes["weight"]
-        return promised(self.form(module, columns), rows, columns)
+        form = self.form(module, columns)
+        return None if form is None else promised(form, rows, columns)
 
-    def form(self, module: str, columns: int) -> WeightForm:
+    def form(self, module: str, columns: int) -> WeightForm | None:
         """By the settings alone."""
         group = self._of(module)
         weights = group["weights"]
+        if weights.get("strategy") == _BLOCKS:
+            return None
         if weights["type"] == "float":
             return FP8_FORM
         if _rounds_activations(group) and weights.get("symmetric", True):
             return WeightForm("w8a8")
         return integer_form(weights["num_bits"], _group_size(weights), columns)
 
-    def weight(self, module: str, tensors: Mapping[str, torch.Tensor]) -> QuantizedWeight:
+    def weight(self, module: str, tensors: Mapping[str, torch.Tensor]) -> Weight:
         """The weight of ``module`` [O, I]."""
         group = self._of(module)
         weights = group["weights"]
+        if weights.get("strategy") == _BLOCKS:
+            block = tuple(weights["block_structure"])
+            return fp8_blocks(module, tensors["weight"], tensors["weight_scale"], block, "weight_scale")
         if weights["type"] == "float":
             return fp8_weight(module, tensors["weight"], tensors["weight_scale"])
         bits, size = weights["num_bits"], _group_size(weights)
@@ -148,10 +157,14 @@ class CompressedTensors:
         form = group.get("format") or self._format
         bits, kind, strategy = weights.get("num_bits"), weights.get("type", "int"), weights.get("strategy", "tensor")
         known = bits == 8 if kind == "float" else kind == "int" and bits in _PACKED_BITS
-        if form not in (*_FORMATS, None) or not known or strategy not in _STRATEGIES:
+        block = weights.get("block_structure")
+        whole = isinstance(block, list) and len(block) == 2 and all(isinstance(n, int) and n > 0 for n in block)
+        fits = kind == "float" and whole if strategy == _BLOCKS else strategy in _STRATEGIES
+        if form not in (*_FORMATS, None) or not known or not fits:
             raise ModelError(
                 f"quantization_config: format {form!r} with {bits} bits of {kind}, strategy {strategy!r}, is not read; "
-                f"{', '.join(_FORMATS)} with 2, 4 or 8 bits of int or 8 of float, by {', '.join(_STRATEGIES)}, are"
+                f"{', '.join(_FORMATS)} with 2, 4 or 8 bits of int or 8 of float, by {', '.join(_STRATEGIES)}, "
+                "and FP8 by block, are"
             )
 
 

@@ -2,6 +2,7 @@
 
 Weights with a scale for each block of rows and columns (``weight_scale_inv``, DeepSeek) have no form in the contract
 and become floating point; float8_e5m2 is refused. Scales of activations are not used: activations stay as they are.
+``fbgemm_fp8`` (Meta) and ``modelopt`` (NVIDIA, ``quant_algo`` FP8) name their tensors in the same way.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ FORM = WeightForm("fp8")
 class FP8:
     """See the module."""
 
-    name = "fp8"
     markers = ("weight_scale", "weight_scale_inv")
     parts = ("weight", "weight_scale", "weight_scale_inv", "input_scale")
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.name = str(settings.get("quant_method", "fp8"))
+        algorithm = settings.get("quant_algo", "FP8")
+        if algorithm != "FP8":
+            raise ModelError(f"quantization_config: quant_algo {algorithm!r} of {self.name} is not read; FP8 is")
         block = settings.get("weight_block_size")
         self._block = tuple(block) if block else None
 
@@ -48,8 +52,7 @@ class FP8:
         scale = tensors.get("weight_scale", tensors.get("weight_scale_inv"))
         assert scale is not None, "a marker is there"
         if self._block:
-            scales(f"{module}.weight_scale_inv", scale)
-            return _blocks(module, _codes(module, values), scale.float(), self._block)
+            return fp8_blocks(module, values, scale, self._block, "weight_scale_inv")
         return fp8_weight(module, values, scale)
 
 
@@ -70,8 +73,12 @@ def _codes(module: str, values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def _blocks(module: str, values: torch.Tensor, scale: torch.Tensor, block: tuple[int, ...]) -> torch.Tensor:
+def fp8_blocks(
+    module: str, values: torch.Tensor, scale: torch.Tensor, block: tuple[int, ...], part: str
+) -> torch.Tensor:
+    """``values`` [O, I] float8_e4m3fn as float32; ``scale``, called ``part``, is for ``block`` rows and columns."""
+    values, scale = _codes(module, values), scales(f"{module}.{part}", scale).float()
     rows, columns = values.shape
-    expect(f"{module}.weight_scale_inv", scale.shape, (-(-rows // block[0]), -(-columns // block[1])))
+    expect(f"{module}.{part}", scale.shape, (-(-rows // block[0]), -(-columns // block[1])))
     spread = scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
     return spread.mul_(values.float())

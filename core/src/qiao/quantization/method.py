@@ -60,6 +60,8 @@ _METHODS: Mapping[str, Callable[[Mapping[str, Any]], Method]] = MappingProxyType
         "awq": AWQ,
         "compressed-tensors": CompressedTensors,
         "fp8": FP8,
+        "fbgemm_fp8": FP8,
+        "modelopt": FP8,
         "bitsandbytes": BitsAndBytes,
     }
 )
