@@ -221,6 +221,14 @@ class TestMistakes:
         weights[QUERY] = torch.zeros(64, 64, dtype=torch.int8)
         _raises(_llama(), weights, QUERY, "int8", "quantization_config")
 
+    def test_numbers_that_float16_cannot_hold(self):
+        """Published in bfloat16 and served in float16: infinities would pass unseen until the first answer."""
+        weights = {k: v.bfloat16() for k, v in _weights(_llama()).items()}
+        weights[QUERY][3, 5] = -1e5
+        assert build(_llama(), weights.items(), dtype=torch.bfloat16) and build(_llama(), weights.items())
+        with pytest.raises(ModelError, match=r"layers\.1\.self_attn\.q_proj\.weight holds -\d+.*float16.*bfloat16"):
+            build(_llama(), weights.items(), dtype=torch.float16)
+
 
 class TestMemory:
     def test_no_tensor_outlives_its_packing_but_parts_of_one_fused_weight(self):

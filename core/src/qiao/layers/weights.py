@@ -31,7 +31,8 @@ class Target:
 def floating(name: str, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """``weight`` as a tensor of ``dtype``; float16, bfloat16, float32, float64 and quantized weights may come.
 
-    Raises ``ModelError`` for integers, which are a quantized weight under a plain name.
+    Raises ``ModelError`` for integers, which are a quantized weight under a plain name, and for numbers that are too
+    large for ``dtype``: as infinities they would make every answer of the model NaN.
     """
     tensor = weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
     if not tensor.is_floating_point():
@@ -44,7 +45,15 @@ def floating(name: str, weight: Weight, dtype: torch.dtype) -> torch.Tensor:
             f"tensor {name} is {str(tensor.dtype).removeprefix('torch.')} and has no scale beside it; "
             "the checkpoint is not complete, or its config.json lacks the quantization_config"
         )
-    return tensor.to(dtype)
+    made = tensor.to(dtype)
+    if dtype == torch.float16 and tensor.dtype != dtype and not tensor.is_meta:
+        lost = made.isinf() & tensor.isfinite()
+        if bool(lost.any()):
+            raise ModelError(
+                f"tensor {name} holds {float(tensor[lost][0]):g}, which float16 cannot (65504 is its largest number); "
+                "use --dtype bfloat16 or float32"
+            )
+    return made
 
 
 def _listing(names: Iterable[str]) -> str:
