@@ -91,6 +91,8 @@ def test_rotations_that_the_kernel_takes(dtype: torch.dtype, dim: int, rotated: 
         (1024, 1024, 4, False),
         (-1, 64, 4, False),
         (64, 64 * 3, 8, True),
+        (64, 96, 4, False),  # a short last group
+        (128, 129, 8, False),
     ],
 )
 def test_groups_of_quantized_weights(group: int, columns: int, bits: int, fits: bool) -> None:

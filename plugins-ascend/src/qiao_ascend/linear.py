@@ -129,10 +129,11 @@ def _eight_bits(x: torch.Tensor, data: Data, bias: torch.Tensor | None) -> torch
 def expert_matmul(x: torch.Tensor, weights: Sequence[PackedWeight], experts: torch.Tensor) -> torch.Tensor:
     """``npu_grouped_matmul`` over rows brought together by expert; nothing is read on the host.
 
-    Eight-bit activations take one product an expert, which reads how many rows each has.
+    Eight-bit activations and weights with a short last group, of whose size the operator is not told, take one product
+    an expert, which reads how many rows each has.
     """
     first = weights[0]
-    if first.scheme == "w8a8" or len(weights) > _MOST_WEIGHTS:
+    if first.scheme == "w8a8" or _has_short_group(first) or len(weights) > _MOST_WEIGHTS:
         return _one_by_one(x, weights, experts)
     order = torch.argsort(experts.float(), stable=True)  # whole numbers would be sorted by the chip's CPU
     sorted_rows = x.index_select(0, order)
@@ -147,6 +148,11 @@ def expert_matmul(x: torch.Tensor, weights: Sequence[PackedWeight], experts: tor
         **_scales(weights, x.dtype),
     )[0]
     return torch.empty_like(out).index_copy_(0, order, out)
+
+
+def _has_short_group(weight: PackedWeight) -> bool:
+    groups = weight.data["scale"].shape[0] if "scale" in weight.data else 1
+    return groups > 1 and weight.info.in_features % weight.info.group_size > 0
 
 
 _MOST_WEIGHTS = 128

@@ -89,8 +89,11 @@ def takes_zero(zero: torch.Tensor | None, middle: int) -> bool:
 
 
 def group_fits(info: WeightInfo, bits: int) -> bool:
-    """Whether a weight of ``bits`` with one scale a group has a group that the kernels take, in whole bytes."""
-    return info.group_size in GROUPS and info.in_features % (8 // bits) == 0
+    """Whether a weight of ``bits`` with one scale a group has groups that the kernels take, all whole.
+
+    The kernels are told no group size: they find it by dividing the inputs by the number of scales.
+    """
+    return info.group_size in GROUPS and info.in_features % max(info.group_size, 8 // bits) == 0
 
 
 def why_not_captured() -> str:

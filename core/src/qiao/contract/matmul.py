@@ -3,17 +3,20 @@
 Schemes and what ``pack_weight`` receives (all on the host or on the target device, plugin's choice to move):
 
 ``dense``  ``weight`` [O, I] floating
-``w8a16``  ``weight`` [O, I] int8, ``scale`` [O, I / group] floating, and ``zero`` as ``scale`` where the format has one
-``w8a8``   as ``w8a16`` with one group and without zero; activations are quantized per token, symmetric, on the fly.
-           Since 1.1 ``input_scale`` [1, 1] float32 may come with it, from a checkpoint with static scales: a value x
-           then becomes ``clamp(round(x / input_scale), -128, 127) * input_scale``, ties to even. A plugin that only
+``w8a16``  ``weight`` [O, I] int8, ``scale`` [O, groups] floating, ``zero`` as ``scale`` where the format has one, and
+           ``perm`` as below
+``w8a8``   as ``w8a16`` with one group, without zero and perm; activations are quantized per token, symmetric, on the
+           fly. Since 1.1 ``input_scale`` [1, 1] float32 may come with it, from a checkpoint with static scales: a value
+           x then becomes ``clamp(round(x / input_scale), -128, 127) * input_scale``, ties to even. A plugin that only
            rounds per token leaves it out: that is the finer of the two
-``w4a16``  ``weight`` [O, I] uint8 holding 0..15, ``scale`` and ``zero`` [O, I / group] floating,
+``w4a16``  ``weight`` [O, I] uint8 holding 0..15, ``scale`` and ``zero`` [O, groups] floating,
            and ``perm`` [I] int64 where GPTQ's act-order regrouped the columns (column j belongs to input ``perm[j]``)
 ``fp8``    ``weight`` [O, I] float8_e4m3fn, ``scale`` [O, 1] or [1, 1] float32
 
-The value of a quantized weight is ``(weight - zero) * scale``; without ``zero`` it is ``weight * scale``. A plugin may
-round the activations of ``w4a16`` and ``w8a16`` on the fly; it then declares a tolerance for that scheme.
+``groups`` is ``ceil(I / group_size)``, or 1 where ``group_size`` is -1: the last group may have fewer inputs than the
+others. O and I may be odd. The value of a quantized weight is ``(weight - zero) * scale``; without ``zero`` it is
+``weight * scale``. A plugin may round the activations of ``w4a16`` and ``w8a16`` on the fly; it then declares a
+tolerance for that scheme.
 """
 
 from __future__ import annotations

@@ -77,15 +77,19 @@ def _linear(draw: st.DrawFn, facts: Capabilities, for_experts: bool = False) -> 
     group, groups = draw(st.integers(1, 80)), 1
     if scheme in ("w4a16", "w8a16"):
         group, groups = draw(st.sampled_from((32, 64, 128))), draw(st.integers(1, 3))
-    options = {"fp8": ("", "rows"), "w8a16": ("", "zero"), "w4a16": ("", "symmetric", "perm")}.get(scheme, ("",))
+    options = {"fp8": ("", "rows"), "w8a16": ("", "zero", "perm"), "w4a16": ("", "symmetric", "perm")}.get(
+        scheme, ("",)
+    )
     options = tuple(x for x in options if x != "perm") if for_experts else options
+    short = draw(st.sampled_from((0, 0, 0, 8, 1, 31))) if groups > 1 else 0
     return Linear(
         draw(_choice(facts.dtypes)),
         scheme,
         draw(st.integers(1, 17)),
-        draw(st.integers(1, 70)) if scheme == "dense" else 8 * draw(st.integers(1, 8)),
+        draw(st.integers(1, 70)) if scheme == "dense" else draw(st.sampled_from((8, 1))) * draw(st.integers(1, 8)),
         groups,
-        group if scheme in ("dense", "w4a16", "w8a16") else 16 * (1 + group % 16),
+        group if scheme in ("dense", "w4a16", "w8a16") else draw(st.sampled_from((16, 1))) * (1 + group % 16),
+        short,
         draw(_choice(options)),
         draw(st.booleans()),
         draw(_SEED),
@@ -209,11 +213,10 @@ def _rotated_and_written(random: Random, recipe: Write) -> Made:
 
 def _product(random: Random, recipe: Linear) -> Made:
     group = recipe.group if recipe.groups > 1 else -1
-    columns = recipe.groups * recipe.group
-    weight = linear.weight(random, recipe.scheme, recipe.rows, columns, recipe.dtype, group, recipe.options)
+    weight = linear.weight(random, recipe.scheme, recipe.rows, recipe.columns, recipe.dtype, group, recipe.options)
     bias = random.normal(recipe.rows, dtype=recipe.dtype) if recipe.bias else None
     return recipe.dtype, {
-        "x": random.normal(recipe.tokens, columns, dtype=recipe.dtype),
+        "x": random.normal(recipe.tokens, recipe.columns, dtype=recipe.dtype),
         "weight": weight,
         "bias": bias,
     }
@@ -222,7 +225,7 @@ def _product(random: Random, recipe: Linear) -> Made:
 def _expert_product(random: Random, recipe: Experts) -> Made:
     each = recipe.weight
     made = [_product(random, each)[1] for _ in range(recipe.count)]
-    x = random.normal(len(recipe.choice), each.groups * each.group, dtype=each.dtype)
+    x = random.normal(len(recipe.choice), each.columns, dtype=each.dtype)
     weights = tuple(one["weight"] for one in made)
     return each.dtype, {"x": x, "weights": weights, "experts": torch.tensor(recipe.choice)}
 

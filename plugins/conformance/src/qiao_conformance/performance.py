@@ -52,7 +52,7 @@ def _recipes(hook: str, facts: Capabilities) -> Iterator[tuple[str, drawn.Recipe
             for tokens in (1, 32):
                 yield (
                     f"{scheme}-4096x4096-{tokens}tokens",
-                    drawn.Linear(dtype, scheme, tokens, 4096, group[1], group[0], "", False, 0),
+                    drawn.Linear(dtype, scheme, tokens, 4096, group[1], group[0], 0, "", False, 0),
                 )
     elif hook in ("attention", "decode_attention", "write_kv", "rope_write_kv"):
         batches = {"16x1024": ((1, 1024),) * 16}
@@ -79,7 +79,7 @@ def _of_experts(hook: str, facts: Capabilities, dtype: str) -> Iterator[tuple[st
         return
     for scheme in facts.schemes:
         group = (128, 16) if scheme in ("w4a16", "w8a16") else (2048, 1)
-        weight = drawn.Linear(dtype, scheme, 0, 1024, group[1], group[0], "", False, 0)
+        weight = drawn.Linear(dtype, scheme, 0, 1024, group[1], group[0], 0, "", False, 0)
         yield f"{scheme}-8x1024x2048-32rows", drawn.Experts(weight, 8, tuple(i % 8 for i in range(32)))
 
 

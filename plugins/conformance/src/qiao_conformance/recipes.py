@@ -44,7 +44,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Linear:
-    """A product of ``tokens`` rows with a weight [rows, groups * group] of ``scheme``."""
+    """A product of ``tokens`` rows with a weight of ``scheme``, whose last group lacks ``short`` inputs."""
 
     dtype: str
     scheme: str
@@ -52,9 +52,15 @@ class Linear:
     rows: int
     groups: int
     group: int
+    short: int
     options: str
     bias: bool
     seed: int
+
+    @property
+    def columns(self) -> int:
+        """Inputs."""
+        return self.groups * self.group - self.short
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,10 @@ from qiao.contract.types import Capabilities, WeightInfo
 def weight(
     random: Random, scheme: str, rows: int, columns: int, dtype: str, group: int = -1, options: str = ""
 ) -> LooseWeight:
-    """A weight [rows, columns] of ``scheme``; ``options`` may hold ``zero``, ``symmetric``, ``perm``, ``rows``."""
+    """A weight [rows, columns] of ``scheme``, whose last group may be short.
+
+    ``options`` may hold ``zero``, ``symmetric``, ``perm``, ``rows``.
+    """
     if scheme == "dense":
         return _dense(random, rows, columns, dtype)
     if scheme == "fp8":
@@ -29,7 +32,7 @@ def _dense(random: Random, rows: int, columns: int, dtype: str) -> LooseWeight:
 
 def _integer(random: Random, scheme: str, rows: int, columns: int, group: int, options: str) -> LooseWeight:
     bits = 4 if scheme == "w4a16" else 8
-    groups = 1 if group < 0 else columns // group
+    groups = 1 if group < 0 else -(-columns // group)
     low, high, kind = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
     tensors = {"weight": random.whole(low, high, rows, columns).to(kind)}
     tensors["scale"] = (random.uniform(rows, groups) + 0.5) / (high * columns**0.5)
