@@ -154,7 +154,9 @@ def test_another_name_goes_everywhere(tmp_path: Path) -> None:
     assert "BIG_CHIP accelerators" in texts["README.md"]
 
 
-@pytest.mark.parametrize("name", ["Acme", "a-b", "1a", "", "a__b", "x" * 33, "cpu", "auto", "reference", "../etc"])
+@pytest.mark.parametrize(
+    "name", ["Acme", "a-b", "1a", "", "a__b", "x" * 33, "cpu", "auto", "reference", "../etc", "conformance", "triton"]
+)
 def test_names_that_cannot_be(name: str) -> None:
     with pytest.raises(ParameterError, match="name"):
         plugin.check_name(name)

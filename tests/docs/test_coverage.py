@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,25 @@ def test_every_target_has_a_file_about_the_hooks_that_it_has(target) -> None:
     discovery = discover()
     record = discovery.named(target.plugin)
     assert record is not None
-    assert not stale(document, load(record, discovery.core_version).hooks), "run: make conformance"
+    hooks = load(record, discovery.core_version).hooks
+    assert not stale(document, hooks, hooks["capabilities"]), "run: make conformance"
+
+
+def test_a_file_about_other_limits_than_are_declared_now_is_stale() -> None:
+    """A dtype or a scheme that came later was not tried."""
+    import qiao_reference
+
+    document = json.loads((ROOT / "plugins/reference/src/qiao_reference/coverage.json").read_text(encoding="utf-8"))
+    now = qiao_reference.capabilities("")
+
+    def declares(**changes: object) -> list[str]:
+        return stale(document, None, lambda chip: replace(now, **changes))
+
+    assert not declares()
+    assert declares(schemes=(*now.schemes, "w2a16")) == [
+        "the plugin declares other limits of cpu than were tried: schemes"
+    ]
+    assert "dtypes" in declares(dtypes=("float32",))[0]
 
 
 def test_the_page_has_level_date_limits_and_failures_of_each_chip() -> None:

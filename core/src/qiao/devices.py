@@ -39,7 +39,7 @@ class KnownDevice:
 class KnownPackages:
     """``devices`` by name, plugins that can be the host, name and module of the one that ships with the core.
 
-    ``builtin_faster`` is the package that does the same work faster.
+    ``builtin_faster`` is the package that does the same work faster; ``libraries`` are packages without a device.
     """
 
     hosts: tuple[str, ...]
@@ -47,6 +47,7 @@ class KnownPackages:
     builtin_name: str
     builtin_module: str
     builtin_faster: str
+    libraries: tuple[str, ...]
 
 
 def known_packages() -> KnownPackages:
@@ -55,7 +56,8 @@ def known_packages() -> KnownPackages:
     data: dict[str, Any] = json.loads(text)
     devices = {name: KnownDevice(entry["package"], entry["vendor"]) for name, entry in data["devices"].items()}
     builtin = data["builtin"]
-    return KnownPackages(tuple(data["hosts"]), devices, builtin["name"], builtin["module"], builtin["faster"])
+    names = (builtin["name"], builtin["module"], builtin["faster"])
+    return KnownPackages(tuple(data["hosts"]), devices, *names, tuple(data["libraries"]))
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

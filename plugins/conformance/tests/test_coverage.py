@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import inspect
 import json
 import os
 import socket
@@ -15,7 +16,7 @@ import pytest
 from qiao.cli import conformance as command
 from qiao.contract import CATALOG
 from qiao.errors import PluginError
-from qiao_conformance import coverage, report
+from qiao_conformance import coverage, kit, report, results
 from qiao_conformance.coverage import Tally
 from qiao_conformance.target import find
 
@@ -36,6 +37,14 @@ def tally(*checks):
     for name, dtype, passed, called in checks:
         made.add(name, dtype, passed, called)
     return made
+
+
+def test_every_check_without_a_case_says_which_hooks_it_calls():
+    """Else what it found counts for no operator."""
+    named = {"hook", "case", "pair", "drawn_hook"}
+    checks = {name: f for name, f in vars(kit).items() if name.startswith("test_")}
+    plain = {name for name, f in checks.items() if not named & set(inspect.signature(f).parameters)}
+    assert plain - {"test_plan_and_reality_agree"} == set(results._CALLED_BY), "that one is about all of them"
 
 
 def test_only_what_was_called_and_passed_has_a_level(target):

@@ -53,11 +53,15 @@ def check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or len(name) > _MOST_LETTERS:
         raise ParameterError("name", f"{name!r} must be small letters, digits and single underscores, as in acme_x1")
     known = known_packages()
+    package = f"qiao-{name.replace('_', '-')}"
+    packages = {*known.libraries, *(device.package for device in known.devices.values())}
     if name in {AUTO, HOST, known.builtin_name, *known.hosts}:
         raise ParameterError("name", f"{name!r} is a name of Qiao's own: choose another one")
     entry = known.devices.get(name)
     if entry is not None and entry.package:
         raise ParameterError("name", f"{name!r} is the device of {entry.package} ({entry.vendor}): choose another one")
+    if package in packages:
+        raise ParameterError("name", f"{package} is a package of Qiao's own: choose another name")
 
 
 def render(name: str, folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -112,17 +112,6 @@ def chip_entry(target: Target, tallies: Mapping[str, Tally], levels: str, date: 
     ``none``. ``date`` is ISO's.
     """
     level, apart = read_levels(levels)
-    facts = target.capabilities
-    limits = {
-        "dtypes": list(facts.dtypes),
-        "kv_layouts": list(facts.kv_layouts),
-        "kv_dtypes": list(facts.kv_dtypes or facts.dtypes),
-        "block_sizes": list(facts.block_sizes),
-        "head_dims": list(facts.head_dims),
-        "schemes": list(facts.schemes),
-        "sliding_window": facts.sliding_window,
-        "soft_cap": facts.soft_cap,
-    }
     operators = {
         name: {
             "level": apart.get(name, level) if tally.calls and not tally.failed else "none",
@@ -132,8 +121,23 @@ def chip_entry(target: Target, tallies: Mapping[str, Tally], levels: str, date: 
         }
         for name, tally in tallies.items()
     }
-    sdk = {"torch": str(torch.__version__).split("+")[0], **facts.sdk}
+    sdk = {"torch": str(torch.__version__).split("+")[0], **target.capabilities.sdk}
+    limits = limits_of(target.capabilities)
     return {"level": level, "date": date, "sdk": sdk, "limits": limits, "operators": operators}
+
+
+def limits_of(facts: Capabilities) -> dict[str, Any]:
+    """What a plugin declares of a chip, as the file has it."""
+    return {
+        "dtypes": list(facts.dtypes),
+        "kv_layouts": list(facts.kv_layouts),
+        "kv_dtypes": list(facts.kv_dtypes or facts.dtypes),
+        "block_sizes": list(facts.block_sizes),
+        "head_dims": list(facts.head_dims),
+        "schemes": list(facts.schemes),
+        "sliding_window": facts.sliding_window,
+        "soft_cap": facts.soft_cap,
+    }
 
 
 def merged(known: Mapping[str, Any] | None, target: Target, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,8 +159,14 @@ def merged(known: Mapping[str, Any] | None, target: Target, entry: Mapping[str, 
     return {**head, "chips": dict(sorted({**chips, target.device.chip: dict(entry)}.items()))}
 
 
-def stale(document: Mapping[str, Any], hooks: Iterable[str] | None = None) -> list[str]:
+def stale(
+    document: Mapping[str, Any],
+    hooks: Iterable[str] | None = None,
+    capabilities: Callable[[str], Capabilities] | None = None,
+) -> list[str]:
     """Why ``document`` has to be made anew, empty where it holds; ``hooks`` are those that the plugin has now.
+
+    ``capabilities`` is the plugin's hook: a chip of which it declares other limits than were tried is told.
 
     Dates do not count: what was found stays true until kit, catalog or plugin change.
     """
@@ -174,6 +184,11 @@ def stale(document: Mapping[str, Any], hooks: Iterable[str] | None = None) -> li
     if hooks is not None and set(document["hooks"]) != set(hooks):
         other = sorted(set(document["hooks"]) ^ set(hooks))
         found.append(f"the plugin's hooks have changed since: {', '.join(other)}")
+    for chip, entry in document["chips"].items() if capabilities is not None else ():
+        declared = limits_of(capabilities(chip))
+        other = [name for name, value in declared.items() if entry["limits"].get(name) != value]
+        if other:
+            found.append(f"the plugin declares other limits of {chip} than were tried: {', '.join(other)}")
     return found
 
 

@@ -107,6 +107,7 @@ _ALONG = {"matmul": "pack_weight", "expert_matmul": "pack_weight", "attention": 
 _CALLED_BY = {
     "test_out_of_memory": ("allocate_kv",),
     "test_threads": ("set_threads",),
+    "test_packed_weights_come_back": ("restore_weight", "pack_weight"),
     "test_replays_follow_their_buffers": ("capture",),
     "test_capture_refuses_what_it_cannot_follow": ("capture",),
     "test_required_device_hooks": (
