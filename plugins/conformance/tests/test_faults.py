@@ -1,4 +1,4 @@
-"""Six faults that plugins have had, each planted in a copy of the reference plugin's source, are caught."""
+"""Seven faults that plugins have had, each planted in a copy of the reference plugin's source, are caught."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ FAULTS = {
         'value -= _spread(data["zero"][first:last], info)',
         'value -= _spread(data["zero"][first:last], info) + 1',
         {"matmul"},
+    ),
+    "groups spread over all inputs": (
+        "matmul.py",
+        "size = info.group_size if info.group_size > 0 else -(-info.in_features // per_group.shape[1])",
+        "size = -(-info.in_features // per_group.shape[1])",
+        {"matmul", "expert_matmul"},
     ),
     "ignored sliding window": (
         "attention.py",

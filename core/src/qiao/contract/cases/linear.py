@@ -70,6 +70,7 @@ def _weights(random: Random, scheme: str, dtype: str) -> Iterator[tuple[str, Loo
             yield "symmetric", _integer(random, scheme, 16, 256, 128, "symmetric")
         else:
             yield "zeros", _integer(random, scheme, 24, 96, 16, "zero")
+        yield "short-group", _integer(random, scheme, 16, 144, 64, "")  # 64, 64, 16: not three of 48
 
 
 def matmul(capabilities: Capabilities, random: Random) -> Made:
