@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -68,9 +69,11 @@ class OffloadMachine(RuleBasedStateMachine):
         self.offload.disk.flush()
         shutil.rmtree(self.folder)
 
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=SIZE, max_size=4 * SIZE))
-    def start(self, tokens: list[int]) -> None:
-        """As ``Scheduler._admit`` and ``_start`` do it."""
+    @rule(
+        tokens=st.lists(st.integers(0, 1), min_size=SIZE, max_size=4 * SIZE), how=st.sampled_from(["wait", "try", ""])
+    )
+    def start(self, tokens: list[int], how: str) -> None:
+        """As ``Scheduler._readable``, ``_admit`` and ``_start`` do it; ``how`` it sees to files, or not at all."""
         keys: list[BlockKey] = []
         for i in range(len(tokens) // SIZE):
             parent = keys[-1].digest if keys else root_digest("")
@@ -79,6 +82,12 @@ class OffloadMachine(RuleBasedStateMachine):
         if len(keys) - len(hits) + self.manager.unreferenced(hits) > self.manager.available:
             return
         behind = keys[len(hits) :]
+        known = self.offload.known(behind)
+        if how and not self.offload.ready(behind, wait=how == "wait"):
+            return
+        if how:
+            assert len(self.offload.load(behind)) == self.offload.known(behind) <= known
+            assert self.offload.ready(behind, wait=True)
         contents = self.offload.load(behind[: self.offload.known(behind)])
         self.manager.share(hits)
         new = self.manager.allocate(len(keys) - len(hits))
@@ -202,6 +211,35 @@ def test_an_answer_after_a_restore_is_bitwise_that_after_a_hit(tier: str, tmp_pa
             wanted.finish_reason,
         )
         assert found.num_cached_tokens == 28
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_answers_go_on_while_files_are_read(damaged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who needs files waits for them, and nobody else does; what a damaged file held is computed again."""
+    sizes = OffloadSizes(0, tmp_path, 1 << 20, "x")
+    first = make_engine(num_blocks=12, kv_offloading=sizes)
+    wanted = conversation(first, "x").of("x")
+    crowd_out(first)
+    assert first._offload is not None and first._offload.disk is not None
+    first._offload.disk.flush()
+    engine = make_engine(num_blocks=40, kv_offloading=sizes)
+    offload = engine._offload
+    assert offload is not None and offload.disk is not None
+    may_read, get = Event(), offload.disk.get
+    monkeypatch.setattr(offload.disk, "get", lambda key: get(key) if may_read.wait(60) and not damaged else None)
+    engine.add_request(request("other", [50, 51], max_tokens=40))
+    engine.step()
+    params: dict[str, Any] = {"max_tokens": 6, "logprobs": 3, "temperature": 0.7, "seed": 5}
+    engine.add_request(request("again", [7, *range(30)], **params))
+    for _ in range(5):
+        assert {output.request_id for output in engine.step()} == {"other"}
+    assert engine.stats().waiting == 1
+    may_read.set()
+    offload._reader.submit(int).result()
+    assert {output.request_id for output in engine.step()} == {"other", "again"}
+    assert run(engine).of("again") == wanted[1:]
+    stats = engine.stats().offload
+    assert stats is not None and stats.disk_hits == (0 if damaged else 28)
 
 
 def test_files_serve_the_next_engine_and_no_other_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -60,7 +61,10 @@ class BlockCopier:
 
 
 class Offload:
-    """The tiers of one engine. ``hits`` are tokens that came back, by tier, and ``queries`` those asked for."""
+    """The tiers of one engine. ``hits`` are tokens that came back, by tier, and ``queries`` those asked for.
+
+    Files are read on a thread of their own, for one run of keys at a time, whose contents lie in memory until ``load``.
+    """
 
     def __init__(self, copier: BlockCopier, block_size: int, sizes: OffloadSizes) -> None:
         self._copier = copier
@@ -68,6 +72,9 @@ class Offload:
         self.disk = None if sizes.folder is None else DiskTier(sizes.folder, sizes.disk_bytes, sizes.identity)
         self.host = HostTier(sizes.host_bytes, self._spill)
         self.capacity = sizes.host_bytes
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="kv-read")
+        self._reading: Future[dict[BlockKey, Content]] | None = None
+        self._fetched: dict[BlockKey, Content] = {}
         self.queries = 0
         self.hits = {"host": 0, "disk": 0}
 
@@ -92,19 +99,63 @@ class Offload:
                 return i
         return len(keys)
 
+    def ready(self, keys: Sequence[BlockKey], wait: bool) -> bool:
+        """Whether ``load`` finds all that is known of ``keys``. Else files are being read, for others or for these.
+
+        With ``wait`` it returns when they have been: always True. A file that is found damaged is known no more.
+        """
+        if self.disk is None:
+            return True
+        while missing := self._missing(keys[: self.known(keys)]):
+            if self._reading is None:
+                self._fetched = {key: self._fetched[key] for key in keys if key in self._fetched}
+                self._reading = self._reader.submit(self._read, missing)
+            if not (wait or self._reading.done()):
+                return False
+            self._fetched |= self._reading.result()
+            self._reading = None
+        return True
+
+    def _missing(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        """Those of ``keys`` that are in files alone."""
+        assert self.disk is not None
+        found = []
+        for key in keys:
+            if key not in self.host and key not in self._fetched:
+                content = self.disk.unwritten(key)
+                if content is None:
+                    found.append(key)
+                else:
+                    self._fetched[key] = content
+        return found
+
+    def _read(self, keys: Sequence[BlockKey]) -> dict[BlockKey, Content]:
+        """Contents of files up to the first that is no good, which is deleted. On the reading thread."""
+        assert self.disk is not None
+        found: dict[BlockKey, Content] = {}
+        for key in keys:
+            content = self.disk.get(key)
+            if content is None or content.nbytes != self._copier.block_bytes:
+                self.disk.drop(key)
+                break
+            found[key] = content
+        return found
+
     def load(self, keys: Sequence[BlockKey]) -> list[Content]:
-        """Contents of the longest run at the start of ``keys`` that can be read."""
+        """Contents of the longest run at the start of ``keys`` that is in memory: all of it once ``ready`` says so."""
         found: list[Content] = []
         for key in keys:
             content, tier = self.host.get(key), "host"
-            if content is None and self.disk is not None:
-                content, tier = self.disk.get(key), "disk"
+            if content is None:
+                content, tier = self._fetched.get(key), "disk"
             if content is None or content.nbytes != self._copier.block_bytes:
                 break
-            if tier == "disk":
-                self.host.put(key, content)
             self.hits[tier] += self._block_size
             found.append(content)
+        for key, content in zip(keys, found, strict=False):
+            if key not in self.host:
+                self.host.put(key, content)
+        self._fetched = {}
         return found
 
     def restore(self, blocks: Sequence[int], contents: Sequence[Content]) -> None:
@@ -113,10 +164,16 @@ class Offload:
 
     def forget(self, keys: Iterable[BlockKey]) -> None:
         """Keep nothing of ``keys``, whose contents are wrong."""
+        self._drop_fetched()
         for key in keys:
             self.host.drop(key)
             if self.disk is not None:
                 self.disk.drop(key)
+
+    def _drop_fetched(self) -> None:
+        """Forget what was read, and what is being read when it comes."""
+        self._fetched = {}
+        self._reading = None
 
     def stats(self) -> OffloadStats:
         """Totals and sizes now."""
@@ -131,6 +188,7 @@ class Offload:
 
     def clear(self) -> None:
         """Forget everything of this model."""
+        self._drop_fetched()
         self.host.clear()
         if self.disk is not None:
             self.disk.clear()

@@ -208,7 +208,7 @@ class Scheduler:
         return len(seq.draft)
 
     def _schedule_prompts(self, prompts: list[Sequence]) -> None:
-        capped: set[Account] = set()
+        capped: set[Account] = set()  # tenants that start nothing in this step, and are no reason to stop either
         admitting = True
         while self._budget > 0:
             running = min(prompts, key=lambda seq: (rank(seq), seq.key), default=None)
@@ -216,7 +216,7 @@ class Scheduler:
             if waiting is not None and self._lacks_adapter(waiting):
                 continue
             if waiting is not None and (running is None or rank(waiting) < rank(running)):
-                if self._over_cap(waiting):
+                if self._over_cap(waiting) or not self._readable(waiting):
                     capped.add(waiting.request.account)
                 else:
                     admitting = self._admit(waiting)
@@ -325,6 +325,14 @@ class Scheduler:
             running = {one.request.adapter for one in self.running if one.request.adapter is not None}
             self._adapters_full = seq.request.adapter not in running and len(running) >= self.config.max_loras
         return self._adapters_full and seq.request.adapter is not None
+
+    def _readable(self, seq: Sequence) -> bool:
+        """Whether the blocks of ``seq`` that are kept in files have been read. Where nobody runs it waits for that."""
+        if self._offload is None or self._offload.disk is None:
+            return True
+        keys = self._findable_keys(seq)
+        hits = [] if self.blocks.cache is None else self.blocks.cache.match(keys)
+        return self._offload.ready(keys[len(hits) :], wait=not self.running)
 
     def _admit(self, seq: Sequence) -> bool:
         """Start the waiting ``seq``; False where there is no room for it."""

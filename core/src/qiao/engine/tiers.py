@@ -156,8 +156,14 @@ class DiskTier:
             self._pending_bytes += content.nbytes
         self._thread.submit(self._write, name)
 
+    def unwritten(self, key: BlockKey) -> Content | None:
+        """The content of ``key`` while it waits to be written."""
+        with self._lock:
+            pending = self._pending.get(self._name(key))
+        return pending[1] if pending is not None and pending[0] == key else None
+
     def get(self, key: BlockKey) -> Content | None:
-        """The content of ``key``; None where there is none that is whole."""
+        """The content of ``key``; None where there is none that is whole. Reads a file; any thread may call it."""
         name = self._name(key)
         with self._lock:
             pending = self._pending.get(name)
