@@ -10,14 +10,16 @@ Calibration: 128 samples of 192 tokens: Python's own help (``pydoc_data.topics``
 (``data/calibration.txt``), this project's Chinese README, and what the model wrote itself from the beginnings in
 ``data/beginnings.txt``. Scored is other text: prose by other authors (``data/en.txt``, ``data/heldout.txt``), and
 numpy's docstrings. Weights are dequantized at load and multiplied in float32, so that the figures are those of the
-files and not of a plugin's kernels. Other tools get a quarter of the same ``calibration.jsonl``, which ``make`` writes,
-and so does Qiao beside them; only the first layers are quantized then. ``--extra NAME=FOLDER`` scores a
-folder that was made elsewhere.
+files and not of a plugin's kernels. Beside each folder its report has a digest of the settings and of the calibration
+file that it was made from: ``make``, ``reference``, ``loads`` and ``score`` refuse a folder that was made from
+others. Other tools get a quarter of the same ``calibration.jsonl``, which ``make`` writes, and so does Qiao beside
+them; only the first layers are quantized then. ``--extra NAME=FOLDER`` scores a folder that was made elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import inspect
 import json
 import math
@@ -27,6 +29,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -127,18 +130,61 @@ def make(source: Path, work: Path, tokenizer: Tokenizer, only: list[str]) -> Non
     """Quantize ``source`` in each way of ``RUNS``, or in those of ``only``."""
     work.mkdir(parents=True, exist_ok=True)
     data = work / "calibration.jsonl"
-    if not data.is_file():
+    if not is_made(data, digest([SHARES, LENGTH, OWN])):
         data.write_text("".join(json.dumps({"text": text}) + "\n" for text in calibration(source, tokenizer)))
+        note(data, digest([SHARES, LENGTH, OWN]))
     for name in only or RUNS:
         quantized(source, work / name, RUNS[name], data, SAMPLES)
 
 
+def digest(settings: Sequence[object], data: Path | None = None) -> str:
+    """Of what a folder is made from: the settings, and the calibration file where there is one."""
+    state = hashlib.sha256(json.dumps([str(one) for one in settings]).encode())
+    if data is not None:
+        state.update(data.read_bytes())
+    return state.hexdigest()[:16]
+
+
+def report_of(out: Path) -> dict[str, Any]:
+    """What is noted beside a folder or file; empty where nothing is."""
+    report = out.with_suffix(".json")
+    found: dict[str, Any] = json.loads(report.read_text()) if report.is_file() else {}
+    return found
+
+
+def note(out: Path, made_from: str, **more: Any) -> None:
+    """Write the report beside ``out``."""
+    out.with_suffix(".json").write_text(json.dumps({**more, "made_from": made_from}, indent=1))
+
+
+def is_made(out: Path, wanted: str) -> bool:
+    """Whether ``out`` is done. Ends the program where it was made from something else than ``wanted`` says."""
+    if not (out.is_file() or (out / "config.json").is_file()):
+        return False
+    found = report_of(out).get("made_from")
+    if found != wanted:
+        raise SystemExit(
+            f"{out} was made from other settings or another calibration file ({found}, not {wanted}); "
+            "remove it to make it again, or name another folder with --work"
+        )
+    return True
+
+
+def settings_of(flags: tuple[str, ...], data: Path, samples: int) -> tuple[list[object], str]:
+    """Flags of ``qiao quantize``, and the digest of them and of what they read."""
+    if "rtn" in flags:
+        given: list[object] = [*flags, "--group", GROUP]
+        return given, digest(given)
+    given = [*flags, "--group", GROUP, "--samples", samples, "--length", LENGTH]
+    return [*given, "--calibration", data], digest(given, data)
+
+
 def quantized(source: Path, out: Path, flags: tuple[str, ...], data: Path, samples: int) -> None:
     """``qiao quantize`` into ``out``, unless that is done; beside it its report with the peak of memory."""
-    if (out / "config.json").is_file():
+    given, made_from = settings_of(flags, data, samples)
+    if is_made(out, made_from):
         return
-    more = ("--calibration", data, "--samples", samples, "--length", LENGTH) if "rtn" not in flags else ()
-    command = [sys.executable, "-m", "qiao", "quantize", source, *flags, "--group", GROUP, *more, "--json", "-o", out]
+    command = [sys.executable, "-m", "qiao", "quantize", source, *given, "--json", "-o", out]
     with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         output = process.stdout.read()
@@ -148,7 +194,7 @@ def quantized(source: Path, out: Path, flags: tuple[str, ...], data: Path, sampl
         raise SystemExit(f"{out.name}: qiao quantize ended with {process.returncode}")
     report = json.loads(output) | {"peak_bytes": usage.ru_maxrss * 1024}
     del report["errors"], report["output"]
-    out.with_suffix(".json").write_text(json.dumps(report, indent=1))
+    note(out, made_from, **report)
 
 
 def reference(source: Path, work: Path, python: Path) -> None:
@@ -159,9 +205,10 @@ def reference(source: Path, work: Path, python: Path) -> None:
     data.write_text("".join(lines))
     for name, (method, form) in REFERENCES.items():
         quantized(source, work / ours_for(name), ("--method", method, f"--{form}"), data, len(lines))
-        if not (work / name / "config.json").is_file():
-            command = [python, script, source, data, work / name, method, form, GROUP, DAMP, LENGTH, FIRST[method]]
-            subprocess.run([*map(str, command)], check=True)
+        given = [method, form, GROUP, DAMP, LENGTH, FIRST[method]]
+        if not is_made(work / name, digest(given, data)):
+            subprocess.run([*map(str, [python, script, source, data, work / name, *given])], check=True)
+            note(work / name, digest(given, data))
 
 
 def ours_for(reference: str) -> str:
@@ -171,20 +218,24 @@ def ours_for(reference: str) -> str:
 
 def first_layers(source: Path, quantized: Path, folder: Path, count: int) -> Path:
     """``folder`` with the first ``count`` layers of ``quantized``, dequantized, and the others of ``source``."""
-    if not folder.is_dir():
+    made_from = digest([report_of(quantized).get("made_from"), count])
+    if not is_made(folder, made_from):
         held = dict(iter_weights(resolve(quantized), progress=False, dequantize=True))
         inner = re.compile(r"model\.layers\.(\d+)\.")
         plain = dict(iter_weights(resolve(source), progress=False))
         chosen = {n: held[n] if (m := inner.match(n)) and int(m[1]) < count else x for n, x in plain.items()}
         write_float(source, chosen, folder)
+        note(folder, made_from)
     return folder
 
 
 def in_float16(source: Path, quantized: Path, folder: Path) -> Path:
     """``folder`` with ``quantized`` dequantized and each weight of a linear layer rounded to float16."""
-    if not folder.is_dir():
+    made_from = digest([report_of(quantized).get("made_from"), "float16"])
+    if not is_made(folder, made_from):
         held = dict(iter_weights(resolve(quantized), progress=False, dequantize=True))
         write_float(source, {n: x.half() if n.endswith("_proj.weight") else x for n, x in held.items()}, folder)
+        note(folder, made_from)
     return folder
 
 
@@ -204,6 +255,8 @@ def loads(source: Path, work: Path, python: Path, tokenizer: Tokenizer) -> None:
     (work / "ids.json").write_text(json.dumps(ids))
     found = {}
     for name, plain in (("gptq-asym", "torch"), ("awq", "torch_awq")):
+        if not is_made(work / name, settings_of(RUNS[name], work / "calibration.jsonl", SAMPLES)[1]):
+            raise SystemExit(f"{work / name} is not there; make it first")
         halves = in_float16(source, work / name, work / f"{name}-float16")
         ours = {kind: logits_of(folder, ids) for kind, folder in (("exact", work / name), ("rounded", halves))}
         for backend in (plain, "auto"):
@@ -243,7 +296,7 @@ class Table:
     """Rows of figures, each against the same 16-bit logits."""
 
     def __init__(self, source: Path, work: Path, tokenizer: Tokenizer) -> None:
-        self._work, self._kept = work, work / "rows"
+        self._kept = work / "rows"
         self._kept.mkdir(exist_ok=True)
         texts = {PROSE: "".join((DATA / f"{n}.txt").read_text() for n in ("en", "heldout")), DOCS: docstrings()}
         self._chunks = {name: list(chunks_of(tokenizer.encode(text).ids, CHUNK)) for name, text in texts.items()}
@@ -257,9 +310,12 @@ class Table:
         self.rows = [self._row("16 bits", self._figures(list(self._base.values())), source)]
 
     def add(self, title: str, folder: Path, **arguments: Any) -> None:
-        """Score ``folder``, unless an earlier run did; ``arguments`` are fields of ``EngineArgs``."""
+        """Score ``folder``, unless an earlier run did and it is still the same one; ``arguments`` are fields of
+        ``EngineArgs``.
+        """
         kept = self._kept / f"{title}.json"
-        if not kept.is_file():
+        made = report_of(folder).get("made_from")
+        if not kept.is_file() or json.loads(kept.read_text())["made"].get("made_from") != made:
             scorer = Scorer(folder, dtype="float32", **arguments)
             logits = [[scorer.logits(chunk) for chunk in chunks] for chunks in self._chunks.values()]
             kept.write_text(json.dumps(self._row(title, self._figures(logits), folder)))
@@ -278,8 +334,7 @@ class Table:
         return found
 
     def _row(self, title: str, figures: dict[str, dict[str, float]], folder: Path) -> dict[str, Any]:
-        report = self._work / f"{folder.name}.json"
-        made = json.loads(report.read_text()) if report.is_file() else {}
+        made = report_of(folder)
         size = linear_bytes(folder)
         return {"title": title, "linear_bytes": size, "share": size / self._whole, "texts": figures, "made": made}
 
@@ -348,8 +403,9 @@ def score(source: Path, work: Path, tokenizer: Tokenizer, extra: list[str], resu
     """Measure, print, write."""
     with torch.inference_mode():
         made = Table(source, work, tokenizer)
+        data = work / "calibration.jsonl"
         for name in RUNS:
-            if (work / name / "config.json").is_file():
+            if is_made(work / name, settings_of(RUNS[name], data, SAMPLES)[1]):
                 made.add(TITLES[name], work / name, quantization="none")
         for name in REFERENCES:
             ours = ours_for(name)
