@@ -20,12 +20,35 @@ from comparison.report import table
 from qiao import LLM, SamplingParams
 from rich.progress import track
 
-LIST = "\n".join(f"  {{'name': 'item_{i}', 'price': {i * 3}, 'stock': {i * 7}, 'sold': false}}," for i in range(12))
+CODE = """def total(items, rate):
+    result = 0
+    for item in items:
+        if item.price < 0:
+            raise ValueError("a price is below zero")
+        result += item.price * item.count
+    tax = result * rate
+    print(f"items: {len(items)}, tax: {tax}")
+    return result + tax
+"""
+ARTICLE = (
+    "The Grand Canal of China is the longest canal in the world. Its oldest parts date from the fifth century BC, "
+    "and the parts were joined during the Sui dynasty. The canal starts in Beijing and passes through Tianjin and "
+    "the provinces of Hebei, Shandong, Jiangsu and Zhejiang to the city of Hangzhou, linking the Yellow River and "
+    "the Yangtze River. Its length is 1,776 kilometres. Its greatest height is reached in the mountains of "
+    "Shandong, at a summit of 42 metres. Ships did not have trouble reaching higher places after the pound lock "
+    "was invented in the tenth century by the engineer Qiao Weiyue. The canal was admired by many throughout "
+    "history, among them the Japanese monk Ennin, the Persian historian Rashid al-Din and the Italian missionary "
+    "Matteo Ricci."
+)
 CHATS = {
-    "repeats its prompt": f"Write this Python list again, unchanged:\n\n[\n{LIST}\n]",
-    "repeats itself": "Count from 1 to 60, one number a line, in the form 'number N is followed by number N + 1'.",
+    "code edit": "Rename the variable `result` to `amount` in this Python function. "
+    f"Answer with the whole function.\n\n{CODE}",
+    "summary": f"Summarize this text in four sentences.\n\n{ARTICLE}",
+    "counting": "Count from 1 to 60, one number a line, in the form 'number N is followed by number N + 1'.",
     "free text": "Explain in a few sentences how rain forms, and why some deserts get so little of it.",
 }
+"""Code edit and summary quote their prompt. Whether the others repeat themselves is the model's doing: the share of
+guesses that come true says it."""
 
 
 def configurations(draft: str | None) -> dict[str, dict[str, Any]]:
@@ -70,6 +93,27 @@ def summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str
     }
 
 
+def plot(cells: list[dict[str, Any]], file: Path) -> None:
+    """How many times as fast each kind of guesses is as none, for each prompt and number of streams."""
+    from matplotlib.figure import Figure
+
+    streams = sorted({cell["streams"] for cell in cells})
+    kinds = list(dict.fromkeys(cell["prompt"] for cell in cells))
+    rates = {(cell["streams"], cell["prompt"], cell["speculation"]): cell["tokens_per_second"] for cell in cells}
+    names = [name for name in dict.fromkeys(cell["speculation"] for cell in cells) if name != "none"]
+    figure = Figure(figsize=(4.5 * len(streams), 3.6), layout="constrained")
+    for axes, count in zip(figure.subplots(1, len(streams), sharey=True, squeeze=False)[0], streams, strict=True):
+        width = 0.8 / len(names)
+        for i, name in enumerate(names):
+            heights = [rates[count, kind, name] / rates[count, kind, "none"] for kind in kinds]
+            axes.bar([j + (i + 0.5) * width - 0.4 for j in range(len(kinds))], heights, width * 0.95, label=name)
+        axes.axhline(1.0, color="black", linewidth=0.8)
+        axes.set_xticks(range(len(kinds)), kinds)
+        axes.set(title=f"{count} stream{'s' if count > 1 else ''}", ylabel="times as fast as without guesses")
+    axes.legend()
+    figure.savefig(file, dpi=110)
+
+
 def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -78,11 +122,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompts", nargs="+", choices=tuple(CHATS), default=list(CHATS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     size = {"max_model_len": 2048, "num_gpu_blocks_override": 1024, "enable_prefix_caching": False}
     engines = {n: LLM(options.model, speculative_config=c, **size) for n, c in configurations(options.draft).items()}
-    cells = [(streams, kind, name) for streams in options.streams for kind in CHATS for name in engines]
+    cells = [(streams, kind, name) for streams in options.streams for kind in options.prompts for name in engines]
     runs: dict[tuple[int, str, str], list[dict[str, Any]]] = {cell: [] for cell in cells}
     for _, (streams, kind, name) in track([(i, cell) for i in range(options.rounds) for cell in cells], "Measuring"):
         runs[streams, kind, name].append(measure(engines[name], CHATS[kind], options.tokens, streams))
@@ -92,8 +137,17 @@ def main() -> None:
     head = ("streams", "prompt", "guesses", "tokens/s", "range", "tokens a step", "accepted", "equal first tokens")
     print(table(head, [[str(value) for value in row.values()] for row in report]))
     if options.json:
-        facts = {"date": time.strftime("%Y-%m-%d"), "model": Path(options.model).name, "machine": describe()}
-        options.json.write_text(json.dumps({**facts, "tokens": options.tokens, "cells": report}, indent=1) + "\n")
+        facts = {"date": time.strftime("%Y-%m-%d"), "model": named(options.model), "machine": describe()}
+        if options.draft:
+            facts["draft"] = named(options.draft)
+        more = {"tokens": options.tokens, "rounds": options.rounds, "cells": report}
+        options.json.write_text(json.dumps({**facts, **more}, indent=1) + "\n")
+        plot(report, options.json.with_suffix(".png"))
+
+
+def named(model: str) -> str:
+    """The last two parts of a path."""
+    return "/".join(Path(model).parts[-2:])
 
 
 if __name__ == "__main__":
