@@ -286,6 +286,16 @@ def test_priorities_are_served_in_order() -> None:
     assert [job.seq.key[0] for job in order] == [-5, -1, 0, 1, 2, 3]
 
 
+def test_who_waits_is_counted_by_class() -> None:
+    engine = make_engine(max_num_seqs=1, scheduling_policy="priority")
+    for i, priority in enumerate((-2000, -2000, -501, -499, 0, 499, 501, 5000)):
+        made = request(str(i), [1, 2, 3], max_tokens=6)
+        made.priority = priority
+        engine.add_request(made)
+    engine.step()
+    assert engine.stats().waiting_by_class == {"promoted": 0, "urgent": 2, "standard": 3, "low": 2}
+
+
 def test_under_fcfs_priorities_mean_nothing() -> None:
     sim = simulation(max_num_seqs=1)
     for priority in (3, -1, 2):

@@ -9,6 +9,7 @@ from qiao.observability.metrics import FinishedRequest, Metrics, ServerMetrics
 STATS = EngineStats(
     running=3,
     waiting=2,
+    waiting_by_class={"urgent": 2, "low": 0},
     kv_blocks_total=10,
     kv_blocks_used=4,
     prefix_queries=100,
@@ -50,6 +51,8 @@ def test_gauges_counters_and_their_old_names() -> None:
     got = samples(make())
     assert got["vllm:num_requests_running"] == got["vllm:num_active_seqs"] == 3
     assert got["vllm:num_requests_waiting"] == 2
+    assert got["qiao:num_requests_waiting_by_priority|urgent"] == 2
+    assert got["qiao:num_requests_waiting_by_priority|low"] == 0
     assert got["vllm:kv_cache_usage_perc"] == got["vllm:gpu_cache_usage_perc"] == 0.4
     assert got["cache_hit_rate"] == got["vllm:gpu_prefix_cache_hit_rate"] == 0.25
     assert got["npu_gpu_utilization"] == 0.5

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,14 @@ import httpx
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 from qiao.config import EngineArgs
-from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput, TokenLogprobs
+from qiao.engine.request import (
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    FallbackCount,
+    SequenceOutput,
+    TokenLogprobs,
+)
 from qiao.errors import ModelError, OverloadedError, ParameterError
 from qiao.lora.request import LoRARequest
 from qiao.transport import host
@@ -75,7 +83,8 @@ class ScriptedEngine:
         self.adapters = ScriptedAdapters()
         self.requests: dict[str, EngineRequest] = {}
         self.made: dict[tuple[str, int], list[int]] = {}
-        self.totals = EngineStats(kv_blocks_total=100)
+        counts = [FallbackCount(*count) for count in args.hf_overrides.get("fallbacks", ())]
+        self.totals = EngineStats(kv_blocks_total=100, fallbacks=counts)
 
     def add_request(self, request: EngineRequest) -> None:
         if FULL in request.prompt_token_ids:
@@ -110,6 +119,13 @@ class ScriptedEngine:
         running = min(len(self.made), self.limit)
         self.totals.running, self.totals.waiting = running, len(self.made) - running
         self.totals.kv_blocks_used = running
+        waiting = Counter(self.requests[key[0]].priority for key in list(self.made)[running:])
+        self.totals.waiting_by_class = {
+            "promoted": 0,
+            "urgent": waiting[-1000],
+            "standard": waiting[0],
+            "low": waiting[7],
+        }
         return self.totals
 
     def _advance(self, request_id: str, index: int) -> SequenceOutput:
@@ -184,6 +200,7 @@ def build(args: EngineArgs) -> tuple[ScriptedEngine, EngineInfo]:
         max_num_queued=args.max_num_queued_reqs,
         dtype="float32",
         kv_explanation="scripted",
+        plan={"operators": args.hf_overrides.get("operators", [])},
     )
     return ScriptedEngine(args), info
 

@@ -436,6 +436,7 @@ class Engine:
         totals, scheduler = self._totals, self._scheduler
         totals.running = len(scheduler.running)
         totals.waiting = len(scheduler.waiting)
+        totals.waiting_by_class = scheduler.waiting.by_class()
         totals.kv_blocks_used = self._blocks.used
         totals.prefix_queries = scheduler.prefix_queries
         totals.prefix_hits = scheduler.prefix_hits

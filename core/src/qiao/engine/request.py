@@ -104,11 +104,13 @@ class EngineStats(msgspec.Struct, kw_only=True):
     ``prompt_budget`` is how many prompt tokens the last step might take, None without a TPOT target. Of ``drafts`` with
     ``draft_tokens`` in all, ``accepted_tokens`` came true; ``accepted_per_position[i]`` counts token i of a draft.
     ``offload`` is None where evicted blocks are lost. ``running_adapters`` and ``waiting_adapters`` are the names of
-    the LoRA adapters that running and waiting requests use; None where adapters are not enabled.
+    the LoRA adapters that running and waiting requests use; None where adapters are not enabled. ``waiting_by_class``
+    has the waiting ones by the priority class that is nearest to their priority, and those that waited too long.
     """
 
     running: int = 0
     waiting: int = 0
+    waiting_by_class: dict[str, int] = {}
     kv_blocks_total: int = 0
     kv_blocks_used: int = 0
     prefix_queries: int = 0

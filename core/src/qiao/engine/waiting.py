@@ -7,9 +7,13 @@ from collections.abc import Collection
 
 from qiao.engine.fairness import PROMOTED, Account, rank
 from qiao.engine.sequence import Key, Sequence, Status
+from qiao.tenants import CLASSES
 
 MAX_WAIT_STEPS = 1000
 """A sequence that waited for so many steps altogether goes to the front and is not preempted for its priority again."""
+
+OVERDUE = "promoted"
+"""Where such sequences are counted, beside the priority classes."""
 
 CHECK_EVERY = 50
 """Steps between looks for such sequences."""
@@ -46,6 +50,14 @@ class WaitingQueue:
     def worst_level(self) -> int | None:
         """Level of the last of all, None where nobody waits."""
         return max((level for _, level in self._lists), default=None)
+
+    def by_class(self) -> dict[str, int]:
+        """How many wait: those that were promoted, and of the others those whose priority is nearest to a class's."""
+        found = dict.fromkeys((OVERDUE, *CLASSES), 0)
+        for (_, level), items in self._lists.items():
+            nearest = min(CLASSES, key=lambda name: abs(CLASSES[name].priority - level))
+            found[OVERDUE if level == PROMOTED else nearest] += len(items)
+        return found
 
     def push(self, seq: Sequence, step: int) -> None:
         """Let ``seq`` wait from ``step`` on."""

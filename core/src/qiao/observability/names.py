@@ -8,6 +8,7 @@ from __future__ import annotations
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
+WAITING_BY_PRIORITY = "qiao:num_requests_waiting_by_priority"
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 """Current name and the name up to vLLM 0.8. A share from 0 to 1 in spite of the name, as in vLLM."""
 SWAPPED = "vllm:num_requests_swapped"

@@ -40,6 +40,7 @@ class Snapshot(Protocol):
 
     running: int
     waiting: int
+    waiting_by_class: dict[str, int]
     kv_blocks_total: int
     kv_blocks_used: int
     prefix_queries: int
@@ -112,6 +113,7 @@ class SnapshotCollector(Collector):
     def _gauges(self, stats: Snapshot) -> Iterator[Metric]:
         yield self._gauge(names.RUNNING, "Requests in the running batch.", stats.running)
         yield self._gauge(names.WAITING, "Requests waiting for their first or next step.", stats.waiting)
+        yield self._waiting(stats.waiting_by_class)
         yield self._gauge(names.ACTIVE_SEQS, "Sequences in the running batch.", stats.running)
         usage = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         for name in names.KV_USAGE:
@@ -133,6 +135,16 @@ class SnapshotCollector(Collector):
             yield self._gauge(
                 names.UTILIZATION, "Device utilisation as the plugin reports it, 0 to 1.", stats.utilization
             )
+
+    def _waiting(self, by_class: dict[str, int]) -> Metric:
+        family = GaugeMetricFamily(
+            names.WAITING_BY_PRIORITY,
+            "Waiting requests by the nearest priority class; promoted: waited too long, next whatever their priority.",
+            labels=[*self._labels, "priority"],
+        )
+        for name, count in by_class.items():
+            family.add_metric([*self._labels.values(), name], count)
+        return family
 
     def _adapters(self, running: Sequence[str], waiting: Sequence[str]) -> Metric:
         """vLLM's form: the labels tell, the value is the time. One series an engine, the one of the moment."""

@@ -1,9 +1,11 @@
 // The console: asks the server every second while it is seen, keeps five minutes, and shows the chosen tab.
 
-import { parse } from "./metrics.js";
+import { byModel, parse } from "./metrics.js";
 import { Playground } from "./play.js";
 import { setLanguage, t } from "./words.js";
-import { point, showCards, showFacts, showLatency, showPlan, showTenants } from "./views.js";
+import {
+  make, point, showCards, showFacts, showLatency, showPlan, showQueue, showTenants,
+} from "./views.js";
 
 const EVERY_MS = 1000;
 const KEPT = 300;
@@ -12,8 +14,8 @@ const WINDOW_S = 60;
 const $ = (id) => document.getElementById(id);
 const base = new URL("..", location.href);
 const pages = [];
-const points = [];
 let facts = null;
+let model = null;
 let key = sessionStorage.getItem("key") ?? "";
 
 class Refused extends Error {}
@@ -33,25 +35,52 @@ const playground = new Playground($("play"), call);
 
 async function refresh() {
   facts = await (await call("console/state")).json();
-  const page = { at: performance.now() / 1000, samples: parse(await (await call("metrics")).text()) };
-  const last = pages[pages.length - 1];
-  pages.push(page);
+  const samples = parse(await (await call("metrics")).text());
+  pages.push({ at: performance.now() / 1000, models: byModel(samples, facts.models.map(({ name }) => name)) });
   while (pages.length > KEPT) pages.shift();
-  if (last) points.push(point(last.samples, page.samples, page.at - last.at));
-  while (points.length > KEPT) points.shift();
+  offer();
+}
+
+// The choice of a model, where there are several; one that is gone gives way to the first.
+function offer() {
+  const select = $("which");
+  const names = facts.models.map(({ name }) => name);
+  if (JSON.stringify([...select.options].map(({ value }) => value)) !== JSON.stringify(names)) {
+    const chosen = names.includes(select.value) ? select.value : names[0];
+    select.replaceChildren(...names.map((name) => make("option", name, { value: name })));
+    if (chosen !== undefined) select.value = chosen;
+  }
+  $("which-label").hidden = names.length < 2;
+  model = facts.models.find(({ name }) => name === select.value) ?? null;
 }
 
 function show() {
   if (!facts) return;
-  const now = pages[pages.length - 1];
-  const early = pages.find((page) => page.at >= now.at - WINDOW_S);
+  playground.offer([
+    ["models", facts.models.flatMap(({ names }) => names)],
+    ["adapters", facts.models.flatMap(({ adapters }) => adapters)],
+    ["aliases", facts.aliases],
+  ]);
+  playground.relabel();
+  $("views").hidden = !model;
+  if (!model) return;
+  const mine = pages.filter((page) => page.models.has(model.name))
+    .map((page) => ({ at: page.at, samples: page.models.get(model.name) }));
+  const now = mine[mine.length - 1];
+  const early = mine.find((page) => page.at >= now.at - WINDOW_S);
+  const points = mine.slice(1).map((page, i) => point(mine[i].samples, page.samples, page.at - mine[i].at));
+  $("cards").replaceChildren();
   if (points.length) showCards($("cards"), points);
   showLatency($("latency"), early.samples, now.samples);
-  showFacts($("facts"), facts);
-  showPlan($("plan-note"), $("operators"), facts.info.plan, now.samples);
+  showQueue($("queue"), now.samples);
+  showFacts($("facts"), facts.version, model);
+  showPlan($("plan-note"), $("operators"), model.info.plan, now.samples);
   showTenants($("tenants-note"), $("tenant-table"), now.samples);
-  playground.offer(facts.models);
-  playground.relabel();
+}
+
+function overall() {
+  const all = facts.models.map(({ name, engine }) => `${name} · ${t(engine)}`);
+  say(all.join(", ") || t("nomodel"), !all.length || facts.models.some(({ engine }) => engine !== "ready"));
 }
 
 function say(text, bad) {
@@ -64,7 +93,7 @@ async function tick() {
     if (!document.hidden) {
       await refresh();
       $("gate").hidden = true;
-      say(`${facts.models[0]} · ${t(facts.engine)}`, facts.engine !== "ready");
+      overall();
       show();
     }
   } catch (error) {
@@ -107,6 +136,7 @@ function remember(select, name, fallback, apply) {
   select.addEventListener("change", () => { localStorage.setItem(name, select.value); apply(select.value); show(); });
 }
 
+$("which").addEventListener("change", () => { offer(); show(); });
 $("gate").addEventListener("submit", (event) => {
   event.preventDefault();
   key = $("key").value.trim();

@@ -18,6 +18,20 @@ export function parse(text) {
   return samples;
 }
 
+// The samples of each model by its name; those that name none are in every model.
+export function byModel(samples, models) {
+  const of = ({ labels }, model) => labels.model_name === undefined || labels.model_name === model;
+  return new Map(models.map((model) => {
+    const mine = [...samples].map(([name, all]) => [name, all.filter((sample) => of(sample, model))]);
+    return [model, new Map(mine.filter(([, all]) => all.length))];
+  }));
+}
+
+// Of a share that each of a model's engines reports.
+export function mean(samples, name) {
+  return sum(samples, name) / (samples.get(name)?.length || 1);
+}
+
 export function sum(samples, name) {
   return (samples.get(name) ?? []).reduce((total, sample) => total + sample.value, 0);
 }

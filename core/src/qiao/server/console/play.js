@@ -38,13 +38,24 @@ export class Playground {
     this.find("clear").addEventListener("click", () => this.clear());
   }
 
-  offer(models) {
+  // Everything that a request may name, in groups; what is chosen stays chosen while it is there.
+  offer(groups) {
     const select = this.find("model");
-    if (select.options.length === models.length) return;
-    select.replaceChildren(...models.map((name) => make("option", name, { value: name })));
+    const text = JSON.stringify(groups);
+    if (select.dataset.offered === text) return;
+    const chosen = select.value;
+    const filled = groups.filter(([, names]) => names.length).map(([word, names]) => {
+      const group = make("optgroup", undefined, { label: t(word), "data-word-label": word });
+      group.append(...names.map((name) => make("option", name, { value: name })));
+      return group;
+    });
+    select.replaceChildren(...filled);
+    select.dataset.offered = text;
+    if (groups.some(([, names]) => names.includes(chosen))) select.value = chosen;
   }
 
   relabel() {
+    for (const group of this.find("model").children) group.label = t(group.dataset.wordLabel);
     if (!this.find("token").dataset.filled) this.find("token").textContent = t("pick");
   }
 

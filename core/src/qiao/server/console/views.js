@@ -1,6 +1,6 @@
 // What is shown of the server: cards with small charts, latency, placement, tenants.
 
-import { distribution, increase, sum } from "./metrics.js";
+import { distribution, increase, mean, sum } from "./metrics.js";
 import { t } from "./words.js";
 
 const LATENCIES = [
@@ -36,9 +36,9 @@ export function point(before, now, seconds) {
     requests: 60 * rate("vllm:request_success_total"),
     running: sum(now, "vllm:num_requests_running"),
     waiting: sum(now, "vllm:num_requests_waiting"),
-    kv: sum(now, "vllm:kv_cache_usage_perc"),
+    kv: mean(now, "vllm:kv_cache_usage_perc"),
     hits: queries ? sum(now, "vllm:prefix_cache_hits_total") / queries : 0,
-    utilization: now.has("npu_gpu_utilization") ? sum(now, "npu_gpu_utilization") : null,
+    utilization: now.has("npu_gpu_utilization") ? mean(now, "npu_gpu_utilization") : null,
     preemptions: sum(now, "vllm:num_preemptions_total"),
   };
 }
@@ -90,15 +90,25 @@ export function showLatency(table, before, now) {
   table.tBodies[0].replaceChildren(...rows);
 }
 
-export function showFacts(list, state) {
-  const { info } = state;
+export function showQueue(table, samples) {
+  const waiting = byLabel(samples, "qiao:num_requests_waiting_by_priority", "priority");
+  const rows = [...waiting].map(([name, count]) => {
+    const row = make("tr");
+    row.append(make("th", t(name), { scope: "row" }), make("td", String(count)));
+    return row;
+  });
+  table.tBodies[0].replaceChildren(...rows);
+}
+
+export function showFacts(list, version, model) {
+  const { info } = model;
   const facts = [
-    ["models", state.models.join(", ")],
+    ["names", [...model.names, ...model.adapters].join(", ")],
     ["device", `${info.device}, ${info.dtype}`],
     ["context", `${info.max_model_len} ${t("tokens")}`],
     ["cache", `${info.num_blocks * info.block_size} ${t("tokens")}`],
-    ["version", state.version],
-    ["since", new Date(1000 * state.created).toLocaleString(document.documentElement.lang)],
+    ["version", version],
+    ["since", new Date(1000 * model.created).toLocaleString(document.documentElement.lang)],
   ];
   list.replaceChildren(...facts.flatMap(([word, text]) => [make("dt", t(word)), make("dd", text)]));
 }

@@ -34,20 +34,21 @@ async def console(request: Request) -> Response:
 
 @router.get("/console/state", responses={503: ERRORS[503]})
 async def console_state(request: Request) -> Response:
-    """Facts about this server: models, and engine and placement plan of the first."""
+    """Facts about this server: its models, each with engine and placement plan, their adapters, and aliases."""
     fleet = fleet_of(request)
-    state = next(iter(fleet), None)
-    if state is None:
-        raise ApiError(503, "no model is loaded", code="not_ready")
-    client = state.client
-    body = {
-        "version": version("qiao"),
-        "models": fleet.names,
-        "created": fleet.created,
-        "engine": "draining" if fleet.draining else client.state.value,
-        "failure": str(client.failure) if client.failure else None,
-        "info": client.info,
-    }
+    models = [
+        {
+            "name": state.spec.name,
+            "names": state.spec.names,
+            "adapters": list(state.client.adapters.loaded),
+            "created": state.created,
+            "engine": "draining" if fleet.draining else state.client.state.value,
+            "failure": str(state.client.failure) if state.client.failure else None,
+            "info": state.client.info,
+        }
+        for state in fleet
+    ]
+    body = {"version": version("qiao"), "created": fleet.created, "models": models, "aliases": list(fleet.aliases)}
     return Response(msgspec.json.encode(body), media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
