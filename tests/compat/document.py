@@ -50,6 +50,8 @@ def as_answered() -> dict[str, Any]:
     found["components"]["schemas"]["Embedding"]["properties"]["embedding"] = {
         "anyOf": [embedding, {"type": "string"}]  # encoding_format=base64
     }
+    effort = {"type": ["string", "null"]}  # its words are those of the model's template
+    found["components"]["schemas"]["ReasoningEffort"] = effort
     for parameter in found["paths"]["/responses/{response_id}/input_items"]["get"]["parameters"]:
         if parameter["name"] == "limit":
             parameter["schema"] |= {"minimum": 1, "maximum": 100}  # it says so in words

@@ -42,7 +42,7 @@ def _said(value: Any) -> Any:
 @schemathesis.hook
 def map_path_parameters(context: schemathesis.HookContext, path_parameters: Any) -> Any:
     """The administrator's routes keep away from the model that all others need; swaps would start engines too."""
-    named = (path_parameters or {}).get("name")
-    if context.operation.path.startswith("/admin/models") and named == MODEL:
+    named = str((path_parameters or {}).get("name"))
+    if context.operation.path.startswith("/admin/models") and named.endswith(MODEL):  # or by its other name, org/M
         return {**path_parameters, "name": "other"}
     return path_parameters

@@ -45,11 +45,17 @@ Item = dict[str, Any]
 """One item of a conversation, as the client sent it or as it was answered."""
 
 
+Summary = Literal["auto", "concise", "detailed"]
+
+
 class Reasoning(Body):
     """``effort`` goes to the chat template. There are no summaries, the reasoning itself is shown."""
 
     effort: str | None = None
-    summary: str | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: str | None = None
 
     @classmethod
     def refused_fields(cls) -> Mapping[str, Refusal]:
