@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from qiao.engine import Engine, EngineConfig
+from qiao.engine import Engine, EngineConfig, grammars
 from qiao.engine.grammars import MAX_KEPT, MAX_USED, GrammarCompiler, GrammarState, Vocabulary, allowed_tokens
 from qiao.engine.request import EngineRequest
-from qiao.errors import ParameterError
+from qiao.errors import OverloadedError, ParameterError
 from qiao.frontend.grammar import GrammarChecker
 from qiao.structured_outputs import StructuredOutputsParams
 
@@ -255,6 +255,43 @@ def test_a_grammar_that_cannot_be_followed_is_the_requests_fault() -> None:
     failure = next(o for o in results.outputs if o.finish_reason == "error").failure()
     assert isinstance(failure, ParameterError)
     assert failure.field == "structured_outputs"
+
+
+def test_a_grammar_that_takes_too_long_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library cannot be interrupted: its thread is left behind, twice at most, and what it compiles is refused."""
+    gate = threading.Event()
+    real = GrammarCompiler._compiled
+
+    def stuck(self: GrammarCompiler, text: str, tools: Any) -> Any:
+        if "slow" in text:
+            assert gate.wait(60)
+        return real(self, text, tools)
+
+    monkeypatch.setattr(GrammarCompiler, "_compiled", stuck)
+    monkeypatch.setattr(grammars, "COMPILE_SECONDS", 0.2)
+    made = engine()
+    try:
+        slow = [ask(f"slow{i}", grammar=f'start: "slow{i}"') for i in range(2)]
+        results = finished(made, slow[0], ask("good", regex="abc"), slow[1], ask("also good", regex="abd"))
+        assert results.reasons == {("slow0", 0): "error", ("good", 0): "stop"} | {
+            ("slow1", 0): "error",
+            ("also good", 0): "stop",
+        }
+        again = finished(made, ask("again", grammar='start: "slow0"'))
+        assert again.reasons == {("again", 0): "error"}
+        for output in [*results.outputs, *again.outputs]:
+            if output.finish_reason == "error":
+                assert "takes longer than 0.2 s" in str(output.failure())
+        monkeypatch.setattr(grammars, "WAIT_SECONDS", 0.5)
+        third = finished(made, ask("slow2", grammar='start: "slow2"'), ask("behind", regex="abe"))
+        assert third.reasons == {("slow2", 0): "error", ("behind", 0): "error"}
+        assert all(isinstance(o.failure(), OverloadedError) for o in third.outputs)
+    finally:
+        gate.set()
+    for _ in range(100):
+        if finished(made, ask("after", regex="abf")).reasons == {("after", 0): "stop"}:
+            return
+    raise AssertionError("the threads that were left did not come back")
 
 
 def test_an_engine_without_a_vocabulary_says_so() -> None:

@@ -105,6 +105,12 @@ def test_folders(adapter: Path, tmp_path: Path) -> None:
         read_adapter(str(tmp_path / "nowhere"), 8)
 
 
+@pytest.mark.parametrize("path", ["a" * 5000, "~nobody-has-this-name/x"])
+def test_a_path_that_no_folder_can_have(path: str) -> None:
+    with pytest.raises(ModelError, match="cannot be the name of a folder"):
+        read_adapter(path, 8)
+
+
 @pytest.mark.parametrize(
     "style",
     [

@@ -129,6 +129,7 @@ WRONG = [
     (schema(**{"$ref": "http://127.0.0.1:1/x"}), "response_format.json_schema.schema", "127.0.0.1"),
     (schema(items=deep(200)), "response_format.json_schema.schema", "nested"),
     (schema(properties={f"p{i}": {} for i in range(2000)}), "response_format.json_schema.schema", "2000 properties"),
+    (schema(anyOf=[{"const": i} for i in range(1001)]), "response_format.json_schema.schema", "1001 branches"),
     (schema(enum=["x" * 1000] * 200), "response_format.json_schema.schema", "characters"),
     ({"response_format": {"type": "yaml"}}, "response_format.type", "json_schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "schema"),

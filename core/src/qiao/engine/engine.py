@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from copy import copy
@@ -24,7 +25,7 @@ from qiao.engine.offloading import BlockCopier, Offload
 from qiao.engine.pooling import embedding
 from qiao.engine.prefix import PrefixCache
 from qiao.engine.prompt_lookup import PromptLookup
-from qiao.engine.request import EngineRequest, EngineStats, FallbackCount, SequenceOutput, TokenLogprobs
+from qiao.engine.request import BUSY, EngineRequest, EngineStats, FallbackCount, SequenceOutput, TokenLogprobs
 from qiao.engine.rows import Int64, RowTable
 from qiao.engine.runner import Runner
 from qiao.engine.sampler import NO_TOKEN, Sampled
@@ -34,6 +35,7 @@ from qiao.engine.sequence import Request, Sequence, Status
 from qiao.engine.validation import check_request
 from qiao.errors import KernelError, OverloadedError, ParameterError, PromptTooLongError, QiaoError
 from qiao.models.base import Model
+from qiao.observability.names import STEP_BUCKETS
 from qiao.optable import OpTable, operator_of
 
 logger = logging.getLogger(__name__)
@@ -85,7 +87,7 @@ class Engine:
         self._arrivals = 0
         self._deadlines: list[tuple[float, int, str]] = []
         self._seeds = random.Random(config.seed)  # noqa: S311 - sampling, not secrets
-        self._totals = EngineStats(kv_blocks_total=config.num_blocks)
+        self._totals = EngineStats(kv_blocks_total=config.num_blocks, step_sizes=[0] * (len(STEP_BUCKETS) + 1))
 
     def _make_drafter(self, draft: DraftParts | None) -> Drafter | None:
         config = self.config
@@ -189,7 +191,7 @@ class Engine:
             return outputs
         for request, aborted, error in self._grammars.take(wait=not self._scheduler.has_work):
             if error is not None:
-                request.fault_field = getattr(error, "field", "")
+                request.fault_field = BUSY if isinstance(error, OverloadedError) else getattr(error, "field", "")
                 outputs += self._fail([request], getattr(error, "detail", str(error)))
                 continue
             self._scheduler.add(request.sequences[0])
@@ -225,6 +227,8 @@ class Engine:
         totals = self._totals
         totals.steps += 1
         totals.last_step_tokens = step.num_tokens
+        totals.step_tokens += step.num_tokens
+        totals.step_sizes[bisect_left(STEP_BUCKETS, step.num_tokens)] += 1
         for seq in step.seqs:
             if seq.request.scheduled is None:
                 seq.request.scheduled = time.time()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +18,7 @@ import numpy.typing as npt
 
 from qiao.engine.request import EngineRequest
 from qiao.engine.sequence import Request, Status
-from qiao.errors import ParameterError, QiaoError
+from qiao.errors import OverloadedError, ParameterError, QiaoError
 from qiao.structured_outputs import parser_limits
 
 if TYPE_CHECKING:
@@ -38,6 +40,15 @@ MAX_LEXER_STATES = 30_000
 
 PAUSE_SECONDS = 0.01
 """How long a step waits for a grammar where there is nothing else to do."""
+
+COMPILE_SECONDS = 10.0
+"""Longest work on one grammar. What takes longer is left to itself on its thread, and refused."""
+
+WAIT_SECONDS = 30.0
+"""Longest wait for a grammar behind others."""
+
+MAX_LEFT = 2
+"""Threads that may be left to their work at a time; beyond them the next grammars wait."""
 
 _PARALLEL = 4
 """Masks from which on threads share the work."""
@@ -144,36 +155,77 @@ def allowed_tokens(states: Sequence[GrammarState], vocab_size: int) -> npt.NDArr
 
 
 class GrammarCompiler:
-    """Compiles on a thread of its own and keeps the last ``MAX_KEPT`` results. ``vocabulary`` is read when needed."""
+    """Compiles on a thread of its own and keeps the last ``MAX_KEPT`` results. ``vocabulary`` is read when needed.
+
+    The library cannot be interrupted: a thread whose grammar takes longer than ``COMPILE_SECONDS`` is left to itself.
+    """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], vocab_size: int) -> None:
         self._read = vocabulary
         self._vocab_size = vocab_size
         self._tools: _Tools | None = None
         self._kept: OrderedDict[str, Compiled] = OrderedDict()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._refused: OrderedDict[str, None] = OrderedDict()
+        self._work: tuple[str, float] | None = None
+        self._left = 0
+        self._lock = threading.Lock()  # of _work and _left
+        self._thread = _new_thread()
 
     def submit(self, text: str) -> Future[Compiled]:
         """The compiled grammar ``text``. Fails with ``ParameterError``."""
+        if text in self._refused:
+            failed: Future[Compiled] = Future()
+            failed.set_exception(ParameterError(FIELD, f"takes longer than {COMPILE_SECONDS:g} s to compile"))
+            return failed
         return self._thread.submit(self._compile, text)
 
+    def overdue(self) -> bool:
+        """Whether the grammar in work took too long. Then it is refused from now on, and the others need to be
+        submitted again, for a new thread.
+        """
+        with self._lock:
+            work = self._work
+            if work is None or time.monotonic() - work[1] < COMPILE_SECONDS or self._left >= MAX_LEFT:
+                return False
+            self._left += 1
+            self._work = None
+        self._refused[work[0]] = None
+        while len(self._refused) > MAX_KEPT:
+            self._refused.popitem(last=False)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread = _new_thread()
+        return True
+
     def _compile(self, text: str) -> Compiled:
+        tools = self._tools = self._tools or self._make_tools()
+        self._work = work = (text, time.monotonic())
+        try:
+            found = self._kept.get(text)
+            if found is None or found.used >= MAX_USED:
+                found = self._compiled(text, tools)
+            if self._work is work:
+                self._kept[text] = found
+                self._kept.move_to_end(text)
+                while len(self._kept) > MAX_KEPT:
+                    self._kept.popitem(last=False)
+            return found
+        finally:
+            with self._lock:
+                if self._work is work:
+                    self._work = None
+                else:
+                    self._left -= 1
+
+    def _compiled(self, text: str, tools: _Tools) -> Compiled:
         from llguidance import LLMatcher
 
-        tools = self._tools = self._tools or self._make_tools()
-        found = self._kept.get(text)
-        if found is None or found.used >= MAX_USED:
-            limits = parser_limits(step_max_items=MAX_ITEMS, max_lexer_states=MAX_LEXER_STATES)
-            matcher = LLMatcher(tools.tokenizer, text, log_level=0, limits=limits)
-            first = matcher.deep_copy()
-            first.compute_bitmask()  # the first mask is the most work: not in a step
-            if first.is_error():
-                raise ParameterError(FIELD, f"cannot be enforced: {first.get_error()}")
-            found = self._kept[text] = Compiled(matcher, tools)
-            while len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(text)
-        return found
+        limits = parser_limits(step_max_items=MAX_ITEMS, max_lexer_states=MAX_LEXER_STATES)
+        matcher = LLMatcher(tools.tokenizer, text, log_level=0, limits=limits)
+        first = matcher.deep_copy()
+        first.compute_bitmask()  # the first mask is the most work: not in a step
+        if first.is_error():
+            raise ParameterError(FIELD, f"cannot be enforced: {first.get_error()}")
+        return Compiled(matcher, tools)
 
     def _make_tools(self) -> _Tools:
         from llguidance import LLExecutor, LLTokenizer, TokenizerWrapper
@@ -185,6 +237,10 @@ class GrammarCompiler:
             TokenizerWrapper(_Encoder(vocabulary)), n_vocab=self._vocab_size, eos_token=list(vocabulary.ends)
         )
         return _Tools(vocabulary, tokenizer, LLExecutor(max(1, min(8, (os.cpu_count() or 1) // 2))))
+
+
+def _new_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
 
 class _Encoder:
@@ -215,8 +271,10 @@ class _Encoder:
 @dataclass
 class _Waiting:
     request: Request
+    text: str
     after: bytes
     future: Future[Compiled]
+    began: float = field(default_factory=time.monotonic)
     aborted: set[int] = field(default_factory=set)
 
 
@@ -235,7 +293,7 @@ class GrammarQueue:
         if self._compiler is None:
             raise ParameterError(FIELD, "is not available: this engine was built without a vocabulary")
         future = self._compiler.submit(source.grammar)
-        self._waiting[request.id] = _Waiting(request, source.grammar_after.encode(), future)
+        self._waiting[request.id] = _Waiting(request, source.grammar, source.grammar_after.encode(), future)
 
     def abort(self, request_id: str, index: int | None) -> bool:
         """Note the end of a request, or of its sequence ``index``. False where the rest is left to the caller, because
@@ -256,8 +314,23 @@ class GrammarQueue:
         """
         if wait and self._waiting:
             wait_for([one.future for one in self._waiting.values()], PAUSE_SECONDS, "FIRST_COMPLETED")
+        if self._waiting:
+            self._look_at_the_clock()
         ready = [one for one in self._waiting.values() if one.future.done()]
         return [self._started(self._waiting.pop(one.request.id)) for one in ready]
+
+    def _look_at_the_clock(self) -> None:
+        assert self._compiler is not None
+        if self._compiler.overdue():
+            for one in self._waiting.values():
+                if one.future.cancelled() or not one.future.done():
+                    one.future = self._compiler.submit(one.text)
+        end = time.monotonic() - WAIT_SECONDS
+        for one in self._waiting.values():
+            if one.began < end and not one.future.done():
+                one.future.cancel()
+                one.future = Future()
+                one.future.set_exception(OverloadedError("too many grammars wait to be compiled", retry_after=10))
 
     @staticmethod
     def _started(one: _Waiting) -> tuple[Request, set[int], QiaoError | None]:

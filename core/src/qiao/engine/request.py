@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from qiao.errors import KernelError, ParameterError, QiaoError
+from qiao.errors import KernelError, OverloadedError, ParameterError, QiaoError
 from qiao.sampling_params import SamplingParams
 
 
@@ -73,7 +73,13 @@ class SequenceOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     def failure(self) -> QiaoError:
         """What to raise for an output with ``finish_reason`` ``error``."""
         text = self.error or "the engine failed this request without a reason"
+        if self.error_field == BUSY:
+            return OverloadedError(text, retry_after=10.0)
         return ParameterError(self.error_field, text) if self.error_field else KernelError(text)
+
+
+BUSY = "(busy)"
+"""``error_field`` of what failed because others were ahead of it for too long."""
 
 
 class FallbackCount(msgspec.Struct):
@@ -101,11 +107,13 @@ class EngineStats(msgspec.Struct, kw_only=True):
     """A snapshot after a step. Totals only grow; the rest is the state of this moment. Shares are 0 to 1.
 
     ``captured_steps`` of ``steps`` were replays of a recorded program; ``not_captured`` says why decode steps are not.
-    ``prompt_budget`` is how many prompt tokens the last step might take, None without a TPOT target. Of ``drafts`` with
-    ``draft_tokens`` in all, ``accepted_tokens`` came true; ``accepted_per_position[i]`` counts token i of a draft.
-    ``offload`` is None where evicted blocks are lost. ``running_adapters`` and ``waiting_adapters`` are the names of
-    the LoRA adapters that running and waiting requests use; None where adapters are not enabled. ``waiting_by_class``
-    has the waiting ones by the priority class that is nearest to their priority, and those that waited too long.
+    ``step_tokens`` are those of all steps, and ``step_sizes`` counts steps by their tokens, in the buckets of
+    ``names.STEP_BUCKETS`` and above. ``prompt_budget`` is how many prompt tokens the last step might take, None without
+    a TPOT target. Of ``drafts`` with ``draft_tokens`` in all, ``accepted_tokens`` came true;
+    ``accepted_per_position[i]`` counts token i of a draft. ``offload`` is None where evicted blocks are lost.
+    ``running_adapters`` and ``waiting_adapters`` are the names of the LoRA adapters that running and waiting requests
+    use; None where adapters are not enabled. ``waiting_by_class`` has the waiting ones by the priority class that is
+    nearest to their priority, and those that waited too long.
     """
 
     running: int = 0
@@ -120,6 +128,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     generation_tokens: int = 0
     steps: int = 0
     last_step_tokens: int = 0
+    step_tokens: int = 0
+    step_sizes: list[int] = []
     utilization: float | None = None
     prompt_budget: int | None = None
     fallbacks: list[FallbackCount] = []

@@ -78,10 +78,14 @@ class LoraFile:
 
 def adapter_folder(path: str, download_dir: str | None = None) -> Path:
     """The folder of an adapter: a local path, or a name on the Hugging Face hub. Raises ``ModelError``."""
-    local = Path(path).expanduser()
-    if local.is_dir():
-        return local
-    if local.exists() or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path):
+    try:
+        local = Path(path).expanduser()
+        if local.is_dir():
+            return local
+        there = local.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # a name that no file can have, or nobody's home folder
+        raise ModelError(f"{path:.200}: cannot be the name of a folder: {error!s:.200}") from None
+    if there or not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", path):
         raise ModelError(f"{path}: no such folder; an adapter is a folder with {CONFIG} and {WEIGHTS}")
     from qiao.loading.hub import fetch_huggingface
 

@@ -45,6 +45,7 @@ DECODE = "vllm:request_decode_time_seconds"
 INFERENCE = "vllm:request_inference_time_seconds"
 REQUEST_PROMPT = "vllm:request_prompt_tokens"
 REQUEST_GENERATION = "vllm:request_generation_tokens"
+REQUEST_LONGEST = "vllm:request_max_num_generation_tokens"
 PARAMS_N = "vllm:request_params_n"
 PARAMS_MAX_TOKENS = "vllm:request_params_max_tokens"
 
@@ -59,6 +60,11 @@ ALIAS_PROMPT_TOKENS = "qiao:alias_prompt_tokens"
 ALIAS_GENERATION_TOKENS = "qiao:alias_generation_tokens"
 ALIAS_TTFT = "qiao:alias_time_to_first_token_seconds"
 ALIAS_E2E = "qiao:alias_request_latency_seconds"
+
+STEP_TOKENS = "vllm:iteration_tokens_total"
+"""A histogram in spite of its name."""
+WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
+CACHED = "vllm:prompt_tokens_cached"
 
 STEPS = "qiao:engine_steps"
 OFFLOAD_BYTES = "qiao:kv_offload_bytes"
@@ -79,6 +85,7 @@ TTFT_BUCKETS = (
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
 )
 ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+STEP_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 N_BUCKETS = (1, 2, 5, 10, 20)
 
 

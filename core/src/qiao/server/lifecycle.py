@@ -19,6 +19,7 @@ from typing import Any
 import uvicorn
 
 from qiao.engine.request import EngineInfo
+from qiao.loading.heap import bound_heap
 from qiao.server.aliases import Alias
 from qiao.server.app import create_app
 from qiao.server.fleet import Fleet
@@ -36,6 +37,7 @@ LAST_WORDS_SECONDS = 2.0
 
 def run(setup: Setup, options: HostOptions, listener: socket.socket, engine: Launched | None) -> int:
     """Serve on ``listener``; the first local ``engine`` has been started. See ``qiao.server.start.serve``."""
+    bound_heap()
     return loop_runner()(_Server(setup, options, listener, engine).run())
 
 
