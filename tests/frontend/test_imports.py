@@ -64,7 +64,10 @@ import qiao.cli.main, qiao.cli.serve, qiao.server.__main__, qiao.server.flags, q
 
 SHOW = "import json; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules} | set(sys.modules))))"
 
-NOT_IN_FRONT = {"torch", "transformers", "numpy", "gguf", "huggingface_hub", "safetensors", "sympy", "sentencepiece"}
+NOT_IN_FRONT = {
+    *("torch", "transformers", "numpy", "gguf", "huggingface_hub", "safetensors", "sympy", "sentencepiece"),
+    "opentelemetry",
+}
 NOT_IN_ENGINE = {
     *("transformers", "huggingface_hub", "fastapi", "pydantic", "uvicorn", "jinja2", "httpx", "prometheus_client"),
     *("gguf", "sentencepiece", "tokenizers", "typer", "rich", "sympy", "networkx", "triton"),

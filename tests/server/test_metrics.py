@@ -19,6 +19,8 @@ STATS = EngineStats(
     captured_steps=6,
     prompt_tokens=50,
     generation_tokens=70,
+    step_tokens=120,
+    step_sizes=[4, 3, 1, 1, *[0] * 10],
     utilization=0.5,
     drafts=5,
     draft_tokens=15,
@@ -69,6 +71,11 @@ def test_gauges_counters_and_their_old_names() -> None:
     assert got["vllm:external_prefix_cache_hits_total"] == 40
     assert got["vllm:cpu_cache_usage_perc"] == 0.25
     assert (got["qiao:kv_offload_bytes|host"], got["qiao:kv_offload_bytes|disk"]) == (512, 4096)
+    assert got["vllm:num_requests_waiting_by_reason|capacity"] == 2
+    assert got["vllm:num_requests_waiting_by_reason|deferred"] == 0
+    assert got["vllm:prompt_tokens_cached_total"] == 65
+    assert (got["vllm:iteration_tokens_total_sum"], got["vllm:iteration_tokens_total_count"]) == (120, 9)
+    assert got["vllm:iteration_tokens_total_bucket|8.0"] == 7
     assert got["vllm:spec_decode_num_drafts_total"] == 5
     assert got["vllm:spec_decode_num_draft_tokens_total"] == 15
     assert got["vllm:spec_decode_num_accepted_tokens_total"] == 7
@@ -96,6 +103,7 @@ def test_requests_are_counted() -> None:
             queue=0.1,
             prefill=0.1,
             decode=1.0,
+            longest=16,
         )
     )
     metrics.rejected()
@@ -106,6 +114,7 @@ def test_requests_are_counted() -> None:
     assert got["vllm:time_to_first_token_seconds_sum"] == got["time_to_first_token_sum"] == 0.2
     assert got["vllm:inter_token_latency_seconds_sum"] == got["vllm:time_per_output_token_seconds_sum"] == 0.02
     assert got["vllm:request_time_per_output_token_seconds_sum"] == 0.1  # 1 s over the ten tokens after the first
+    assert got["vllm:request_max_num_generation_tokens_sum"] == 16
     assert got["vllm:e2e_request_latency_seconds_sum"] == 1.2
     assert got["vllm:request_inference_time_seconds_sum"] == 1.1
     assert got["vllm:admission_rejections_total|max_num_queued_reqs"] == 1

@@ -28,7 +28,10 @@ _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRequest:
-    """One ended request: lengths in tokens, times in seconds (None where it never came so far)."""
+    """One ended request: lengths in tokens, times in seconds (None where it never came so far).
+
+    ``longest`` is the length of the longest of its ``n`` answers; None for that of the only one.
+    """
 
     finish_reasons: Sequence[str]
     prompt_tokens: int
@@ -39,6 +42,7 @@ class FinishedRequest:
     queue: float | None = None
     prefill: float | None = None
     decode: float | None = None
+    longest: int | None = None
 
 
 class Tally(Collector):
@@ -115,6 +119,7 @@ class Metrics:
             self._success.labels(finished_reason=reason if reason in REASONS else "error", **self._labels).inc()
         self._prompt.observe(record.prompt_tokens)
         self._generation.observe(record.generation_tokens)
+        self._longest.observe(record.generation_tokens if record.longest is None else record.longest)
         self._n.observe(record.n)
         if record.max_tokens is not None:
             self._max_tokens.observe(record.max_tokens)
@@ -173,6 +178,7 @@ class Metrics:
         self._inference = self._histogram(names.INFERENCE, "Seconds from the first step to the last token.", latency)
         self._prompt = self._histogram(names.REQUEST_PROMPT, "Prompt tokens of a request.", tokens)
         self._generation = self._histogram(names.REQUEST_GENERATION, "Generated tokens of a request.", tokens)
+        self._longest = self._histogram(names.REQUEST_LONGEST, "Tokens of a request's longest answer.", tokens)
         self._n = self._histogram(names.PARAMS_N, "The n of a request.", names.N_BUCKETS)
         self._max_tokens = self._histogram(names.PARAMS_MAX_TOKENS, "The max_tokens of a request.", tokens)
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from qiao.observability import names
@@ -50,6 +51,8 @@ class Snapshot(Protocol):
     captured_steps: int
     prompt_tokens: int
     generation_tokens: int
+    step_tokens: int
+    step_sizes: list[int]
     drafts: int
     draft_tokens: int
     accepted_tokens: int
@@ -96,6 +99,7 @@ class SnapshotCollector(Collector):
         yield from self._gauges(stats)
         yield from self._counters(stats)
         yield self._accepted(stats.accepted_per_position)
+        yield self._steps(stats.step_sizes, stats.step_tokens)
         yield from self._offload(stats.prefix_hits, stats.offload)
         yield from self._fallbacks(stats.fallbacks)
         if stats.running_adapters is not None:
@@ -114,6 +118,14 @@ class SnapshotCollector(Collector):
         yield self._gauge(names.RUNNING, "Requests in the running batch.", stats.running)
         yield self._gauge(names.WAITING, "Requests waiting for their first or next step.", stats.waiting)
         yield self._waiting(stats.waiting_by_class)
+        reasons = GaugeMetricFamily(
+            names.WAITING_BY_REASON,
+            "Those that wait, by reason: for room in the batch or the cache; nothing is deferred.",
+            labels=[*self._labels, "reason"],
+        )
+        for reason, count in (("capacity", stats.waiting), ("deferred", 0)):
+            reasons.add_metric([*self._labels.values(), reason], count)
+        yield reasons
         yield self._gauge(names.ACTIVE_SEQS, "Sequences in the running batch.", stats.running)
         usage = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         for name in names.KV_USAGE:
@@ -181,6 +193,14 @@ class SnapshotCollector(Collector):
                 family.add_metric(list(self._labels.values()), value)
                 yield family
 
+    def _steps(self, sizes: Sequence[int], tokens: int) -> Metric:
+        """``sizes`` counts steps by ``names.STEP_BUCKETS``; it is empty before the first."""
+        bounds = [*(f"{bound:.1f}" for bound in names.STEP_BUCKETS), "+Inf"]
+        counts = map(float, accumulate(sizes or [0] * len(bounds)))
+        family = HistogramMetricFamily(names.STEP_TOKENS, "Tokens of a step of the engine.", labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), list(zip(bounds, counts, strict=True)), float(tokens))
+        return family
+
     def _accepted(self, counts: Sequence[int]) -> Metric:
         text = "Tokens that came true, by their position in a guess."
         family = CounterMetricFamily(names.ACCEPTED_PER_POSITION, text, labels=[*self._labels, "position"])
@@ -198,6 +218,9 @@ class SnapshotCollector(Collector):
         for source, count in found.items():
             by_source.add_metric([*values, source], count)
         yield by_source
+        cached = CounterMetricFamily(names.CACHED, "Prompt tokens that were not computed.", labels=keys)
+        cached.add_metric(values, sum(found.values()))
+        yield cached
         if kept is None:
             return
         outside = kept.host_hits + kept.disk_hits

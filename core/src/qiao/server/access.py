@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qiao.errors import ForbiddenError, ParameterError, QiaoError
+from qiao.observability.tracing import TRACE_HEADERS
 from qiao.server.call import CURRENT, MAX_DEADLINE_MS, Call
 from qiao.server.errors import ApiError, error_response, to_api_error
 from qiao.server.paths import ADMIN_PREFIX, PUBLIC_PATHS, route_path
@@ -145,6 +146,7 @@ class Access:
             return
         try:
             call = self._tenants.call(headers)
+            call.trace = {name: headers[name] for name in TRACE_HEADERS if name in headers}
         except ApiError as error:
             await _refuse(error, scope, receive, send)
             return

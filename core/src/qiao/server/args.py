@@ -10,6 +10,7 @@ from typing import Any
 from qiao.errors import ParameterError
 from qiao.observability.logs import LEVELS
 from qiao.observability.redaction import Redaction
+from qiao.observability.tracing import check_installed
 
 CONTENT_FORMATS = ("auto", "string", "openai")
 
@@ -30,6 +31,7 @@ class ServerArgs:
     ``engine`` are addresses of engines on other hosts, used instead of one here, with the key files in ``engine_keys``.
     ``queue_deadline_ms`` ends requests that have waited so many milliseconds.
     ``responses_db`` is ``memory``, ``off`` or a file; the bounds are for each tenant.
+    ``otlp_traces_endpoint`` is a collector's address (see ``qiao.observability.tracing``).
     Raises ``ParameterError`` naming the field.
     """
 
@@ -56,6 +58,7 @@ class ServerArgs:
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     ssl_ca_certs: str | None = None
+    otlp_traces_endpoint: str | None = None
     uvicorn_log_level: str = "info"
     log_json: bool = False
     disable_access_log: bool = False
@@ -97,6 +100,8 @@ class ServerArgs:
             raise ParameterError("allow_credentials", "cannot be combined with the origin *; name the origins")
         if self.allow_credentials and not self.allowed_origins:
             raise ParameterError("allow_credentials", "does nothing without allowed_origins; name the origins")
+        if self.otlp_traces_endpoint is not None:
+            check_installed(self.otlp_traces_endpoint)
         if self.shutdown_timeout < 0:
             raise ParameterError("shutdown_timeout", f"must not be negative, got {self.shutdown_timeout}")
         if self.sse_keep_alive_interval < 0:

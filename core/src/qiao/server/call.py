@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -29,8 +29,8 @@ class Call:
 
     ``priority`` is that of ``X-Priority``. ``deadline`` is in seconds of ``time.monotonic()``, by which the first step
     of the request must have begun. ``model`` answers; ``alias`` is what the client called it, where that is another
-    name. ``adapter`` is the number of the LoRA adapter that ``model`` names. ``at_end`` is called once the HTTP request
-    is over. Tokens are sums over all engine requests of the call.
+    name. ``adapter`` is the number of the LoRA adapter that ``model`` names. ``trace`` holds its trace headers.
+    ``at_end`` is called once the HTTP request is over. Tokens are sums over all engine requests of the call.
     """
 
     tenant: Tenant
@@ -41,6 +41,7 @@ class Call:
     model: str = ""
     alias: str = ""
     adapter: int = 0
+    trace: Mapping[str, str] = field(default_factory=dict)
     prompt_tokens: int = 0
     answer_tokens: int = 0
     cached_tokens: int = 0

@@ -13,6 +13,7 @@ from fastapi import Request
 from qiao.errors import NotFoundError, ParameterError, QiaoError
 from qiao.lora.request import LoRARequest
 from qiao.observability.metrics import ServerMetrics
+from qiao.observability.tracing import Tracing
 from qiao.server.access import Tenants
 from qiao.server.aliases import Alias
 from qiao.server.args import ServerArgs
@@ -44,6 +45,7 @@ class Fleet:
     load: Load
     responses: Responses
     auditor: Auditor | None = None
+    tracing: Tracing | None = None
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     defaults: Mapping[str, object] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -79,6 +81,7 @@ class Fleet:
 
     def add(self, state: ServerState) -> None:
         """Serve ``state``, instead of the model that has its name until now."""
+        state.tracing = self.tracing
         self._states[state.spec.name] = state
         self.metrics.models[state.spec.name] = state.metrics
 

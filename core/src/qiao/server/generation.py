@@ -11,6 +11,7 @@ from qiao.engine.request import EngineRequest, SequenceOutput
 from qiao.errors import OverloadedError
 from qiao.frontend import OutputDelta
 from qiao.observability.metrics import FinishedRequest
+from qiao.observability.tracing import TracedRequest, Tracing
 from qiao.outputs import RequestOutput
 from qiao.server.call import current_call
 from qiao.server.state import ServerState
@@ -20,13 +21,14 @@ class RequestClock:
     """Times of one request, from what the engine sends."""
 
     def __init__(self, state: ServerState, request: EngineRequest) -> None:
-        self._metrics = state.metrics
+        self._metrics, self._tracing = state.metrics, state.tracing
         self._request = request
         self._call = current_call()
         self._scheduled: float | None = None
         self._first: float | None = None
         self._last: dict[int, float] = {}
         self._tokens = 0
+        self._lengths = [0] * request.params.n
         self._reasons = dict.fromkeys(range(request.params.n), "abort")
 
     def note(self, output: SequenceOutput, deltas: Sequence[OutputDelta]) -> None:
@@ -34,6 +36,7 @@ class RequestClock:
         made = 0
         for delta in deltas:
             made += len(delta.token_ids)
+            self._lengths[delta.index] += len(delta.token_ids)
             if delta.finish_reason is not None:
                 self._reasons[delta.index] = delta.finish_reason
         if not made:
@@ -70,19 +73,35 @@ class RequestClock:
             self._metrics.alias_finished(
                 self._call.alias, reasons, len(request.prompt_token_ids), self._tokens, ttft, now - request.arrival
             )
-        self._metrics.finished(
-            FinishedRequest(
-                finish_reasons=reasons,
-                prompt_tokens=len(request.prompt_token_ids),
-                generation_tokens=self._tokens,
-                n=request.params.n,
-                max_tokens=request.params.max_tokens,
-                e2e=now - request.arrival,
-                queue=queue,
-                prefill=prefill,
-                decode=None if self._first is None else last - self._first,
-            )
+        record = FinishedRequest(
+            finish_reasons=reasons,
+            prompt_tokens=len(request.prompt_token_ids),
+            generation_tokens=self._tokens,
+            n=request.params.n,
+            max_tokens=request.params.max_tokens,
+            e2e=now - request.arrival,
+            queue=queue,
+            prefill=prefill,
+            decode=None if self._first is None else last - self._first,
+            longest=max(self._lengths),
         )
+        self._metrics.finished(record)
+        if self._tracing is not None:
+            self._trace(self._tracing, record, ttft)
+
+    def _trace(self, tracing: Tracing, record: FinishedRequest, first_token: float | None) -> None:
+        request = self._request
+        span = TracedRequest(
+            request_id=request.request_id.rpartition("#")[0] or request.request_id,
+            model=self._call.model,
+            parent=self._call.trace,
+            arrival=request.arrival,
+            temperature=request.params.temperature,
+            top_p=request.params.top_p,
+            first_token=first_token,
+            record=record,
+        )
+        tracing.request(span)
 
 
 async def run(state: ServerState, request: EngineRequest, prompt: str | None) -> AsyncGenerator[RequestOutput, None]:

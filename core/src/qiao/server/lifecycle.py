@@ -79,6 +79,8 @@ class _Server:
                 await upkeep.stop()
                 if fleet.auditor is not None:
                     await asyncio.to_thread(fleet.auditor.log.close)
+                if fleet.tracing is not None:
+                    await asyncio.to_thread(fleet.tracing.close)
             return 0 if self._http.started else 1
         finally:
             await fleet.close()

@@ -17,6 +17,7 @@ from qiao.frontend import Frontend, TextFiles
 from qiao.loading.heap import give_back
 from qiao.lora.request import parse_modules
 from qiao.observability.metrics import Metrics
+from qiao.observability.tracing import Tracing
 from qiao.server.access import Tenants
 from qiao.server.args import ServerArgs
 from qiao.server.auditing import Auditor
@@ -159,7 +160,8 @@ def make_fleet(setup: Setup, load: Load) -> Fleet:
         auditor = Auditor.open(server.audit_log, server.audit_content, server.audit_redact, server.audit_max_bytes)
     aliases = {alias.name: alias for alias in setup.aliases}
     responses = Responses(response_store(server))
-    return Fleet(server, tenants, load, responses, auditor, aliases=aliases, defaults=setup.defaults)
+    tracing = None if server.otlp_traces_endpoint is None else Tracing.open(server.otlp_traces_endpoint)
+    return Fleet(server, tenants, load, responses, auditor, tracing, aliases=aliases, defaults=setup.defaults)
 
 
 def response_store(server: ServerArgs) -> ResponseStore | None:

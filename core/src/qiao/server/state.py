@@ -15,6 +15,7 @@ from qiao.errors import ParameterError
 from qiao.frontend import Frontend
 from qiao.lora.request import LoRARequest
 from qiao.observability.metrics import Metrics
+from qiao.observability.tracing import Tracing
 from qiao.server.args import ServerArgs
 from qiao.server.call import current_call
 from qiao.server.setup import ModelSpec
@@ -36,6 +37,7 @@ class ServerState:
     frontend: Frontend
     spec: ModelSpec
     metrics: Metrics
+    tracing: Tracing | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     leaving: bool = False
     serving: int = 0
