@@ -66,7 +66,7 @@ SHOW = "import json; print(json.dumps(sorted({name.split('.')[0] for name in sys
 
 NOT_IN_FRONT = {
     *("torch", "transformers", "numpy", "gguf", "huggingface_hub", "safetensors", "sympy", "sentencepiece"),
-    "opentelemetry",
+    *("opentelemetry.sdk", "opentelemetry.exporter"),  # FastAPI imports the bare interface where it is installed
 }
 NOT_IN_ENGINE = {
     *("transformers", "huggingface_hub", "fastapi", "pydantic", "uvicorn", "jinja2", "httpx", "prometheus_client"),
