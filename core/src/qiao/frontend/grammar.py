@@ -99,9 +99,7 @@ def _checked(params: StructuredOutputsParams) -> str:
         text = _source(params, where)
     except ParameterError:
         raise
-    except (
-        ValueError
-    ) as error:  # the library's, for what is no schema to it: numbers out of range, a bare true or false
+    except ValueError as error:  # the library's: numbers out of range, a bare true or false
         raise ParameterError(where, _plain(str(error))) from None
     wrong, messages = LLMatcher.validate_grammar_with_warnings(text, None, limits=parser_limits())
     if wrong:
