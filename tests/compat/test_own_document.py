@@ -41,4 +41,5 @@ def test_every_route(keyed: RunningServer, document: Any) -> None:
 def test_the_administrator_s_routes(keyed: RunningServer, document: Any) -> None:
     said = schemathesis(keyed, document, "--include-path-regex", "^/admin/", key=ADMIN_KEY)
     assert f"Tested: {operations(document, admin=True)}" in said
-    assert keyed.http().get("/health").status_code == 200, "the model is still there"
+    done = [line for line in keyed.log if "/admin/" in line and " 4" not in line.rpartition("'")[2]]
+    assert keyed.http().get("/health").status_code == 200, f"the model is gone: {''.join(done[-20:] + keyed.log[-5:])}"

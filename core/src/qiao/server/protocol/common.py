@@ -95,10 +95,14 @@ def one_of(*names: str) -> dict[str, Any]:
 
 
 class StreamOptions(Body):
-    """``include_usage`` adds a last chunk with the counts; ``continuous_usage_stats`` puts them in every chunk."""
+    """``include_usage`` adds a last chunk with the counts; ``continuous_usage_stats`` puts them in every chunk.
+
+    ``include_obfuscation`` pads events at OpenAI, and has no effect here.
+    """
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
 
 
 class SamplingFields(Body):

@@ -71,6 +71,9 @@ def _response_format(value: Mapping[str, Any]) -> StructuredOutputsParams | None
     strict = described.get("strict")
     if strict is not None and not isinstance(strict, bool):
         raise ParameterError("response_format.json_schema.strict", f"must be true or false, got {strict!r:.100}")
+    for name in ("name", "description"):
+        if not isinstance(described.get(name, ""), str | None):
+            raise ParameterError(f"response_format.json_schema.{name}", "must be a string")
     return StructuredOutputsParams(
         json=dict(schema), lenient=strict is False, origin="response_format.json_schema.schema"
     )

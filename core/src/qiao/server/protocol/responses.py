@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 from qiao.errors import ParameterError
 from qiao.server.protocol.chat import MAX_MESSAGES, TokenLogprob
 from qiao.server.protocol.common import NOT_SUPPORTED, Body, Refusal, SamplingFields, asked, given
+from qiao.server.protocol.items import ItemStatus, Sent
 
 MAX_METADATA = 16
 
@@ -30,7 +31,7 @@ RESPONSES_NOT_SUPPORTED: Mapping[str, Refusal] = {
     "n": lambda v: v != 1,
     "conversation": given,
     "prompt": given,
-    "context_management": asked,
+    "context_management": given,
     "moderation": given,
     "personality": given,
     "prompt_logprobs": given,
@@ -48,7 +49,7 @@ Item = dict[str, Any]
 Summary = Literal["auto", "concise", "detailed"]
 
 
-class Reasoning(Body):
+class Reasoning(Sent):
     """``effort`` goes to the chat template. There are no summaries, the reasoning itself is shown."""
 
     effort: str | None = None
@@ -56,11 +57,6 @@ class Reasoning(Body):
     generate_summary: Summary | None = None
     context: Literal["auto", "current_turn", "all_turns"] | None = None
     mode: str | None = None
-
-    @classmethod
-    def refused_fields(cls) -> Mapping[str, Refusal]:
-        """Nothing."""
-        return {}
 
 
 class TextConfig(Body):
@@ -72,6 +68,13 @@ class TextConfig(Body):
     def refused_fields(cls) -> Mapping[str, Refusal]:
         """A length that nothing here could keep to."""
         return {"verbosity": lambda v: v != "medium"}
+
+
+class CacheOptions(Sent):
+    """How OpenAI's prefix cache is to keep a prompt; here all are kept while there is room."""
+
+    ttl: Literal["30m"] | None = None
+    mode: Literal["implicit", "explicit"] | None = None
 
 
 class InputTokensRequest(SamplingFields):
@@ -102,8 +105,10 @@ class ResponsesRequest(InputTokensRequest):
     max_tool_calls: int | None = Field(default=None, ge=1)
     metadata: dict[str, str] | None = Field(default=None, max_length=MAX_METADATA)
     prompt_cache_key: str | None = Field(default=None, max_length=1024)
-    safety_identifier: str | None = Field(default=None, max_length=1024)
-    service_tier: str | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    safety_identifier: str | None = Field(default=None, max_length=64)
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
     store: bool = True
     top_logprobs: int | None = Field(default=None, ge=0)
 
@@ -124,8 +129,6 @@ class ResponsesRequest(InputTokensRequest):
         """Whether the text comes with log-probabilities."""
         return self.top_logprobs is not None or "message.output_text.logprobs" in self.include
 
-
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

@@ -11,11 +11,11 @@ from qiao.answers import CallDelta, Parts
 from qiao.outputs import CompletionOutput, RequestOutput
 from qiao.server.protocol.chat import TokenLogprob
 from qiao.server.protocol.errors import ErrorBody
+from qiao.server.protocol.items import ItemStatus
 from qiao.server.protocol.responses import (
     FunctionCallItem,
     IncompleteDetails,
     InputTokensDetails,
-    ItemStatus,
     MessageItem,
     OutputItem,
     OutputText,

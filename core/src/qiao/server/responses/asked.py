@@ -12,6 +12,7 @@ from qiao.errors import ParameterError
 from qiao.server.errors import validation_error
 from qiao.server.protocol.chat import ChatRequest
 from qiao.server.protocol.common import SamplingFields
+from qiao.server.protocol.items import ITEMS, ContentPart, FunctionTool, check_types
 from qiao.server.protocol.responses import InputTokensRequest, Item, ResponsesRequest
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -109,10 +110,11 @@ def turns(items: Sequence[Item], earlier: int = 0) -> list[dict[str, Any]]:
 def _add(found: list[dict[str, Any]], item: Item, field: str) -> None:
     kind = item.get("type", "message")
     last = found[-1] if found and found[-1]["role"] == "assistant" else None
+    if not isinstance(kind, str) or kind not in ITEMS:
+        raise ParameterError(f"{field}.type", f"{kind!r:.100} is not served; messages, reasoning and functions are")
+    check_types(ITEMS[kind], item, field)
     if kind == "message":
-        role = item.get("role")
-        if not isinstance(role, str):
-            raise ParameterError(f"{field}.role", f"must be user, assistant, system or developer, got {role!r:.100}")
+        role = item["role"]
         content = _content(item.get("content"), f"{field}.content")
         if role == "assistant" and last is not None and last["content"] is None and "tool_calls" not in last:
             last["content"] = content  # its reasoning came before
@@ -128,11 +130,9 @@ def _add(found: list[dict[str, Any]], item: Item, field: str) -> None:
             found.append(last)
         last["content"] = last["content"] or ""
         last.setdefault("tool_calls", []).append(_call(item, field))
-    elif kind == "function_call_output":
+    else:
         call_id = _text_of(item, "call_id", field)
         found.append({"role": "tool", "tool_call_id": call_id, "content": _output(item.get("output"), field)})
-    else:
-        raise ParameterError(f"{field}.type", f"{kind!r:.100} is not served; messages, reasoning and functions are")
 
 
 def _call(item: Item, field: str) -> dict[str, Any]:
@@ -164,6 +164,7 @@ def _texts(parts: Sequence[Any], field: str) -> Iterator[str]:
             raise ParameterError(f"{field}[{i}]", f"has the type {kind!r:.100}; only text is served")
         if not isinstance(text, str):
             raise ParameterError(f"{field}[{i}].text", f"must be a string, got {text!r:.100}")
+        check_types(ContentPart, part, f"{field}[{i}]")
         yield text
 
 
@@ -184,9 +185,8 @@ def tools_of(body: InputTokensRequest) -> list[dict[str, Any]]:
     for i, tool in enumerate(body.tools or ()):
         if not isinstance(tool, Mapping) or tool.get("type", "function") != "function":
             raise ParameterError(f"tools[{i}]", "must be an object of the type function; there are no built-in tools")
+        check_types(FunctionTool, tool, f"tools[{i}]")
         shown = {name: tool.get(name) for name in ("name", "description", "parameters", "strict")}
-        if not isinstance(shown["name"], str):
-            raise ParameterError(f"tools[{i}].name", "must be a string")
         if allowed is None or shown["name"] in allowed:
             found.append({"type": "function", **shown})
     return found
