@@ -18,7 +18,7 @@ from qiao.observability.audit import verify
 from qiao.tenants import KeyStore, Tenant
 from qiao.tenants.usage import utc_day
 
-from tests.support.server import RunningServer, scripted, server
+from tests.support.server import HELD, RunningServer, scripted, server
 
 ENDLESS = dict.fromkeys(range(260), 97)
 
@@ -213,7 +213,8 @@ def test_responses_are_their_tenant_s_and_count_while_they_run(site: Site) -> No
     mine, other = site.key("mine", concurrent_requests=1), site.key("other")
     site.reload()
     client, stranger = site.running.openai(api_key=mine), site.running.openai(api_key=other)
-    made = client.responses.create(model="M", input="a", max_output_tokens=400, background=True)
+    held = {"cache_salt": HELD}
+    made = client.responses.create(model="M", input="a", background=True, extra_body=held)
     with pytest.raises(openai.RateLimitError):
         client.responses.create(model="M", input="a")
     for reach in (stranger.responses.retrieve, stranger.responses.cancel, stranger.responses.delete):

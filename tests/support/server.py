@@ -48,6 +48,8 @@ FAULT = 303
 """A prompt with this id fails alone."""
 FAULTY = b"\0"
 """A byte of a text at which its request fails alone."""
+HELD = "held"
+"""A request with this ``cache_salt`` makes no token and runs until it is aborted."""
 FULL = 304
 """A prompt with this id is refused as if the queue were full."""
 
@@ -111,9 +113,10 @@ class ScriptedEngine:
         return bool(self.made)
 
     def step(self) -> list[SequenceOutput]:
-        time.sleep(self.pause)
+        moving = [key for key in list(self.made)[: self.limit] if self.requests[key[0]].cache_salt != HELD]
+        time.sleep(self.pause if moving else max(self.pause, 0.01))
         self.totals.steps += 1
-        return [self._advance(*key) for key in list(self.made)[: self.limit]]
+        return [self._advance(*key) for key in moving]
 
     def stats(self) -> EngineStats:
         running = min(len(self.made), self.limit)
