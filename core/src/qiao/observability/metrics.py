@@ -219,9 +219,11 @@ class ServerMetrics:
         return iter(families.values())
 
     def http(self, handler: str, method: str, status: int, seconds: float) -> None:
-        """Count one HTTP exchange; ``handler`` is a route's template, never a raw path."""
+        """Count one HTTP exchange; ``handler`` is a route's template, never a raw path. Statuses are counted by class,
+        ``2xx``, as vLLM's boards ask for them.
+        """
         known = method if method in _METHODS else "other"
-        self._http.labels(handler=handler, method=known, status=str(status)).inc()
+        self._http.labels(handler=handler, method=known, status=f"{status // 100}xx").inc()
         self._http_seconds.labels(handler=handler, method=known).observe(seconds)
 
     def render(self) -> tuple[bytes, str]:

@@ -64,6 +64,8 @@ ALIAS_E2E = "qiao:alias_request_latency_seconds"
 STEP_TOKENS = "vllm:iteration_tokens_total"
 """A histogram in spite of its name."""
 WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
+SLEEP_STATE = "vllm:engine_sleep_state"
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 CACHED = "vllm:prompt_tokens_cached"
 
 STEPS = "qiao:engine_steps"

@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -117,15 +117,20 @@ class SnapshotCollector(Collector):
     def _gauges(self, stats: Snapshot) -> Iterator[Metric]:
         yield self._gauge(names.RUNNING, "Requests in the running batch.", stats.running)
         yield self._gauge(names.WAITING, "Requests waiting for their first or next step.", stats.waiting)
-        yield self._waiting(stats.waiting_by_class)
-        reasons = GaugeMetricFamily(
+        yield self._by(
+            names.WAITING_BY_PRIORITY,
+            "Waiting requests by the nearest priority class; promoted: waited too long, next whatever their priority.",
+            "priority",
+            stats.waiting_by_class,
+        )
+        yield self._by(
             names.WAITING_BY_REASON,
             "Those that wait, by reason: for room in the batch or the cache; nothing is deferred.",
-            labels=[*self._labels, "reason"],
+            "reason",
+            {"capacity": stats.waiting, "deferred": 0},
         )
-        for reason, count in (("capacity", stats.waiting), ("deferred", 0)):
-            reasons.add_metric([*self._labels.values(), reason], count)
-        yield reasons
+        states = {state: int(state == "awake") for state in names.SLEEP_STATES}
+        yield self._by(names.SLEEP_STATE, "1 for awake: engines do not sleep.", "sleep_state", states)
         yield self._gauge(names.ACTIVE_SEQS, "Sequences in the running batch.", stats.running)
         usage = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         for name in names.KV_USAGE:
@@ -148,14 +153,10 @@ class SnapshotCollector(Collector):
                 names.UTILIZATION, "Device utilisation as the plugin reports it, 0 to 1.", stats.utilization
             )
 
-    def _waiting(self, by_class: dict[str, int]) -> Metric:
-        family = GaugeMetricFamily(
-            names.WAITING_BY_PRIORITY,
-            "Waiting requests by the nearest priority class; promoted: waited too long, next whatever their priority.",
-            labels=[*self._labels, "priority"],
-        )
-        for name, count in by_class.items():
-            family.add_metric([*self._labels.values(), name], count)
+    def _by(self, name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=[*self._labels, label])
+        for key, value in values.items():
+            family.add_metric([*self._labels.values(), key], value)
         return family
 
     def _adapters(self, running: Sequence[str], waiting: Sequence[str]) -> Metric:
