@@ -149,7 +149,8 @@ def attack(url: str, args: argparse.Namespace, tally: Tally) -> float:
         def done(outcome: Outcome) -> None:
             tally.note(outcome)
             if outcome.wrong:
-                print(f"{outcome.bad.kind}: {outcome.wrong}: {outcome.bad.what[:300]}", file=sys.stderr)
+                told = f"{tally.sent}: {outcome.bad.kind}: {outcome.wrong} ({outcome.seconds:.1f} s)"
+                print(f"{told}: {outcome.bad.what[:300]}\n    {outcome.answer[:300]!r}", file=sys.stderr, flush=True)
             bar.update(task, completed=tally.sent)
             if not sys.stderr.isatty() and tally.sent % 1000 == 0:
                 print(f"{tally.sent} sent, {len(tally.faults)} faults", file=sys.stderr)
@@ -241,8 +242,9 @@ def judged(
         "memory_growth_bytes": growth,
         "memory": [[sent, found["front end"], found["engine"]] for sent, found in watch.rows],
         "good": during,
-        "machine": {"cpu_count": os.cpu_count(), "machine": platform.machine()},
-        "model": args.model,
+        "machine": {"cpu_count": os.cpu_count(), "machine": platform.machine(), "load_average": os.getloadavg()},
+        "model": Path(args.model).name,
+        "flags": args.flag,
     }
 
 

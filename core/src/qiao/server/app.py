@@ -102,7 +102,8 @@ def _middleware(fleet: Fleet, args: ServerArgs) -> list[Middleware]:
             queue_deadline=deadline,
         )
     )
-    layers += [Middleware(LimitBody, limit=args.max_body_bytes), Middleware(HeadAsGet)]
+    seconds = args.request_read_timeout or None
+    layers += [Middleware(LimitBody, limit=args.max_body_bytes, seconds=seconds), Middleware(HeadAsGet)]
     return layers
 
 

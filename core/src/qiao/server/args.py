@@ -29,7 +29,8 @@ class ServerArgs:
     sizes in bytes. ``shutdown_timeout`` is how long SIGTERM lets running requests go on. ``keys`` is the file of
     tenants that ``qiao keys`` manages. With ``admin_key`` there are routes that load and unload models.
     ``engine`` are addresses of engines on other hosts, used instead of one here, with the key files in ``engine_keys``.
-    ``queue_deadline_ms`` ends requests that have waited so many milliseconds.
+    ``queue_deadline_ms`` ends requests that have waited so many milliseconds. ``request_read_timeout`` is how long a
+    request's head, and then its body, may take to arrive.
     ``responses_db`` is ``memory``, ``off`` or a file; the bounds are for each tenant.
     ``otlp_traces_endpoint`` is a collector's address (see ``qiao.observability.tracing``).
     Raises ``ParameterError`` naming the field.
@@ -68,6 +69,7 @@ class ServerArgs:
     shutdown_timeout: float = 30.0
     sse_keep_alive_interval: float = 0.0
     max_body_bytes: int = 32 * 1024 * 1024
+    request_read_timeout: float = 60.0
     response_role: str = "assistant"
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
@@ -108,6 +110,8 @@ class ServerArgs:
             raise ParameterError("sse_keep_alive_interval", "must be 0 (off) or more seconds")
         if self.max_body_bytes < 1:
             raise ParameterError("max_body_bytes", f"must be at least 1, got {self.max_body_bytes}")
+        if not 0 <= self.request_read_timeout < float("inf"):
+            raise ParameterError("request_read_timeout", "must be 0 (no limit) or more seconds")
         self._check_parsers()
         if self.uvicorn_log_level not in LEVELS:
             raise ParameterError("uvicorn_log_level", f"must be one of {', '.join(LEVELS)}")

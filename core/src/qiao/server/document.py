@@ -12,8 +12,10 @@ from qiao.server.routes.shared import ERRORS
 
 SHAPES = (ErrorBody, ErrorDetail, AnthropicError, AnthropicErrorDetail)
 
-EVERYWHERE = (400, 401, 413, 500)
-"""What any request but those of ``PUBLIC_PATHS`` can meet before its route: wrong headers, the key, a large body."""
+EVERYWHERE = (400, 401, 408, 413, 500)
+"""What any request but those of ``PUBLIC_PATHS`` can meet before its route: wrong headers, the key, a large
+or a slow body.
+"""
 
 HEADERS: dict[int, tuple[str, dict[str, Any], bool]] = {
     401: ("WWW-Authenticate", {"type": "string"}, True),

@@ -22,6 +22,7 @@ from qiao.engine.request import EngineInfo
 from qiao.loading.heap import bound_heap
 from qiao.server.aliases import Alias
 from qiao.server.app import create_app
+from qiao.server.connections import Seldom, timed_protocol
 from qiao.server.fleet import Fleet
 from qiao.server.loader import Loader, make_fleet
 from qiao.server.setup import Setup
@@ -144,8 +145,11 @@ class _Uvicorn(uvicorn.Server):
 def uvicorn_config(fleet: Fleet) -> uvicorn.Config:
     """Uvicorn's settings. Qiao's own access log replaces uvicorn's."""
     server = fleet.server_args
+    log = logging.getLogger("uvicorn.error")
+    log.filters[:] = [one for one in log.filters if not isinstance(one, Seldom)] + [Seldom()]
     return uvicorn.Config(
         create_app(fleet),
+        http=timed_protocol(server.request_read_timeout),
         access_log=False,
         log_config=None,
         server_header=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from qiao.server.connections import LATE
 from qiao.server.errors import ApiError, error_response
 
 access_log = logging.getLogger("qiao.access")
@@ -85,13 +87,14 @@ class HeadAsGet:
 
 
 class LimitBody:
-    """Refuses bodies above ``limit`` bytes with 413: at once when the length is declared, else as soon as it is
-    passed.
+    """Refuses bodies above ``limit`` bytes with 413, at once when the length is declared, else as soon as it is passed;
+    and with 408 those that are not there ``seconds`` after they were first asked for. None: however long they take.
     """
 
-    def __init__(self, app: ASGIApp, *, limit: int) -> None:
+    def __init__(self, app: ASGIApp, *, limit: int, seconds: float | None = None) -> None:
         self._app = app
         self._limit = limit
+        self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on with a counting ``receive``."""
@@ -102,11 +105,21 @@ class LimitBody:
         if declared.isascii() and declared.isdigit() and int(declared[:20]) > self._limit:
             await error_response(self._error(), scope)(scope, receive, send)
             return
-        received = 0
+        received, end, whole = 0, float("inf"), False
 
         async def count() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, end, whole
+            if whole or self._seconds is None:  # what comes behind the body is that the client has gone
+                message = await receive()
+            else:
+                now = asyncio.get_running_loop().time()
+                end = min(end, now + self._seconds)
+                try:
+                    message = await asyncio.wait_for(receive(), end - now)
+                except asyncio.TimeoutError:
+                    text = LATE.format(seconds=self._seconds)
+                    raise ApiError(408, text, headers={"Connection": "close"}) from None
+            whole = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > self._limit:
                 raise self._error()

@@ -62,10 +62,11 @@ async def embed(
     ]
     wanted = state.frontend.pooling.normalize if normalize is None else normalize
     with counted(state), current_call().counted(requests, state.frontend.limit) as ready:
-        room = asyncio.Semaphore(max(1, state.client.info.max_num_queued // 2))
+        info = state.client.info
+        room = asyncio.Semaphore(max(1, min(info.max_num_seqs, info.max_num_queued // 2)))
 
         async def one(request: EngineRequest) -> Vector:
-            async with room:  # one call must not fill the queue
+            async with room:  # one call must not fill the queue: those who come later would wait for all of its inputs
                 return await _one(state, request, dimensions, wanted)
 
         tasks = [asyncio.create_task(one(request)) for request in ready]

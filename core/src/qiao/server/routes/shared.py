@@ -26,6 +26,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorBody, "description": "No key or a wrong one"},
     403: {"model": ErrorBody, "description": "The key does not allow it"},
     404: {"model": ErrorBody, "description": "Unknown model"},
+    408: {"model": ErrorBody, "description": "The request did not arrive in time"},
     413: {"model": ErrorBody, "description": "The body is too large"},
     429: {"model": ErrorBody, "description": "A quota of the key is used up; see Retry-After"},
     500: {"model": ErrorBody, "description": "Internal error"},

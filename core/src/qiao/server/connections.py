@@ -1,0 +1,100 @@
+"""Connections: how long the head of a request may take, and how often the log tells of what is not HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+LATE = "the request did not arrive within {seconds:g} s"
+
+_BODY = (
+    '{{"error":{{"message":"{text}","type":"timeout_error","param":null,"code":"request_timeout"}},'
+    '"message":"{text}","type":"timeout_error","param":null,"code":408}}'
+)
+
+
+def timed_protocol(seconds: float) -> type[asyncio.Protocol]:
+    """Uvicorn's protocol, which ends a connection with 408 when a request's head is not complete ``seconds`` after it
+    was opened, or after the first byte behind an earlier answer. 0: Uvicorn's own, which waits for ever.
+
+    Between an answer and the next request Uvicorn's keep-alive time holds.
+    """
+    if not seconds:
+        return AutoHTTPProtocol
+    base: Any = AutoHTTPProtocol
+
+    class Timed(base):  # type: ignore[misc]
+        """One connection."""
+
+        _late: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is None or self.cycle.response_complete:
+                self._watch()
+            else:
+                self._unwatch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._unwatch()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            if self._late is None:
+                self._late = self.loop.call_later(seconds, self._end)
+
+        def _unwatch(self) -> None:
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
+
+        def _end(self) -> None:
+            if not self.transport.is_closing():
+                self.transport.write(_too_late(seconds))
+                self.transport.close()
+
+    return Timed
+
+
+def _too_late(seconds: float) -> bytes:
+    body = _BODY.format(text=LATE.format(seconds=seconds)).encode()
+    head = "HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+class Seldom(logging.Filter):
+    """Lets each message pass once in ``seconds``, and says with the next how many were left out.
+
+    Only for messages without arguments; those with pass. At most ``most`` different ones are told apart.
+    """
+
+    def __init__(self, seconds: float = 60.0, most: int = 64, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._most = most
+        self._clock = clock
+        self._told: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether ``record`` is logged; its message may get the count."""
+        text = str(record.msg)
+        if record.args or record.exc_info or (text not in self._told and len(self._told) >= self._most):
+            return True
+        now = self._clock()
+        last, left_out = self._told.get(text, (now - self._seconds, 0))
+        if now - last < self._seconds:
+            self._told[text] = (last, left_out + 1)
+            return False
+        self._told[text] = (now, 0)
+        if left_out:
+            record.msg = f"{text} ({left_out} more since the last such line)"
+        return True
