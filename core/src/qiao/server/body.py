@@ -30,7 +30,13 @@ def parse_json(body: bytes) -> Any:
         raise _explain(body, error) from None
 
 
+EXPLAINED_BYTES = 1 << 20
+"""Longest body that is read a second time to say better what is wrong with it; that takes its time on the loop."""
+
+
 def _explain(body: bytes, error: Exception) -> ApiError:
+    if len(body) > EXPLAINED_BYTES:
+        return ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json")
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
     except UnicodeDecodeError as bad:

@@ -11,6 +11,7 @@ from qiao.errors import ParameterError
 from qiao.server.protocol.common import (
     NOT_SUPPORTED,
     Body,
+    Entries,
     FinishReason,
     PromptLogprobs,
     Refusal,
@@ -45,7 +46,7 @@ class ChatMessage(Body):
     """One turn. ``content`` is a text or a list of text parts; other keys go to the chat template as they are."""
 
     role: str = Field(min_length=1, max_length=64)
-    content: str | list[str | dict[str, Any]] | None = None
+    content: str | Entries[str | dict[str, Any]] | None = None
 
     @classmethod
     def refused_fields(cls) -> Mapping[str, Refusal]:
@@ -60,7 +61,7 @@ class ChatMessage(Body):
 class ChatRequest(SamplingFields):
     """``max_completion_tokens`` wins over ``max_tokens``. ``logprobs`` is a boolean here, ``top_logprobs`` a number."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Entries[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None

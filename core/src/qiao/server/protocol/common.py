@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from qiao.errors import ParameterError
-from qiao.sampling_params import MAX_N, MAX_STOP_STRINGS
+from qiao.sampling_params import MAX_LOGIT_BIAS, MAX_N, MAX_STOP_STRINGS
 from qiao.server.protocol.constraints import CONSTRAINT_NAMES, constraint_of
 from qiao.structured_outputs import StructuredOutputsParams
 
 MAX_IDS = 100_000
 """Most entries of a list of token ids other than a prompt."""
+
+T = TypeVar("T")
+
+Entries = Annotated[list[T], Field(fail_fast=True)]
+"""A list of a body. Its first wrong entry ends its check: else a body of 1 MB can make a million errors, which take
+gigabytes and hold up everybody for seconds, though the client is told of one.
+"""
 
 Refusal = Callable[[Any], bool]
 """Whether a value would change the answer. A field whose value asks for nothing is let through."""
@@ -24,6 +31,17 @@ Refusal = Callable[[Any], bool]
 def asked(value: Any) -> bool:
     """Refusal of everything but false, zero and empty."""
     return bool(value)
+
+
+def few(field: str, most: int) -> BeforeValidator:
+    """For a mapping: more than ``most`` entries raise ``ParameterError`` for ``field`` before any is looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise ParameterError(field, f"at most {most} entries, got {len(value)}")
+        return value
+
+    return BeforeValidator(check)
 
 
 def given(value: Any) -> bool:
@@ -115,16 +133,16 @@ class SamplingFields(Body):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = Field(default=None, max_length=None)
+    stop: str | Entries[str] | None = Field(default=None, max_length=None)
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, few("logit_bias", MAX_LOGIT_BIAS)] = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = Field(default=None, max_length=MAX_IDS)
-    allowed_token_ids: list[int] | None = Field(default=None, max_length=MAX_IDS)
-    bad_words: list[str] | None = Field(default=None, max_length=1024)
+    stop_token_ids: Entries[int] | None = Field(default=None, max_length=MAX_IDS)
+    allowed_token_ids: Entries[int] | None = Field(default=None, max_length=MAX_IDS)
+    bad_words: Entries[str] | None = Field(default=None, max_length=1024)
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -144,7 +162,7 @@ class SamplingFields(Body):
     structured_outputs: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Entries[str] | None = None
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
     guided_whitespace_pattern: str | None = None

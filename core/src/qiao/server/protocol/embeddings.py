@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 
 from qiao.errors import ParameterError
-from qiao.server.protocol.common import Body, Refusal, asked
+from qiao.server.protocol.common import Body, Entries, Refusal, asked
 from qiao.server.protocol.prompts import MAX_PROMPTS, PromptValue, prompt_check, separate
 
 MAX_INPUTS = 2048
@@ -19,7 +19,7 @@ MAX_CHARACTERS = 1 << 22
 Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 
 Texts = Annotated[
-    list[Text],
+    Entries[Text],
     WithJsonSchema(
         {
             "type": "array",
@@ -162,7 +162,7 @@ class RerankRequest(PoolingFields):
     """``documents`` are texts or objects with a ``text``; the ``top_n`` best come back, all where it is 0 or absent."""
 
     query: Text
-    documents: list[Text | Document] = Field(min_length=1, max_length=MAX_PROMPTS)
+    documents: Entries[Text | Document] = Field(min_length=1, max_length=MAX_PROMPTS)
     top_n: int = Field(default=0, ge=0)
     return_documents: bool = True
 

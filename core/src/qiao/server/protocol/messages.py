@@ -8,22 +8,22 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from qiao.server.protocol.chat import MAX_MESSAGES
-from qiao.server.protocol.common import Body, Refusal, asked
+from qiao.server.protocol.common import Body, Entries, Refusal, asked
 
 
 class InputMessage(Body):
     """One turn: a text, or blocks of the types text, tool_use, tool_result and thinking."""
 
     role: Literal["user", "assistant"]
-    content: str | list[dict[str, Any]]
+    content: str | Entries[dict[str, Any]]
 
 
 class CountRequest(Body):
     """What the prompt is made of; all that ``/v1/messages/count_tokens`` takes."""
 
     model: str | None = None
-    messages: list[InputMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    system: str | list[dict[str, Any]] | None = None
+    messages: Entries[InputMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    system: str | Entries[dict[str, Any]] | None = None
     tools: list[Any] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
@@ -36,7 +36,7 @@ class MessagesRequest(CountRequest):
     """
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[str] | None = None
+    stop_sequences: Entries[str] | None = None
     temperature: float | None = Field(default=None, ge=0, le=1)
     top_p: float | None = None
     top_k: int | None = None

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from qiao.errors import ParameterError
 from qiao.server.protocol.chat import MAX_MESSAGES, TokenLogprob
-from qiao.server.protocol.common import NOT_SUPPORTED, Body, Refusal, SamplingFields, asked, given
+from qiao.server.protocol.common import NOT_SUPPORTED, Body, Refusal, SamplingFields, asked, few, given
 from qiao.server.protocol.items import ItemStatus, Sent
 
 MAX_METADATA = 16
@@ -80,7 +80,7 @@ class CacheOptions(Sent):
 class InputTokensRequest(SamplingFields):
     """What makes up a prompt: ``input`` is a text or a list of items, behind those of ``previous_response_id``."""
 
-    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: str | None = None
     previous_response_id: str | None = Field(default=None, max_length=128)
     parallel_tool_calls: bool = True
@@ -103,7 +103,9 @@ class ResponsesRequest(InputTokensRequest):
     include: list[str] = Field(default_factory=list, max_length=64)
     max_output_tokens: int | None = Field(default=None, ge=1)
     max_tool_calls: int | None = Field(default=None, ge=1)
-    metadata: dict[str, str] | None = Field(default=None, max_length=MAX_METADATA)
+    metadata: Annotated[dict[str, str] | None, few("metadata", MAX_METADATA)] = Field(
+        default=None, max_length=MAX_METADATA
+    )
     prompt_cache_key: str | None = Field(default=None, max_length=1024)
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from qiao.errors import ParameterError
 from qiao.server.protocol.chat import MAX_MESSAGES, ChatMessage
-from qiao.server.protocol.common import Body, one_of
+from qiao.server.protocol.common import Body, Entries, one_of
 from qiao.server.protocol.tools import read_tools
 
 
@@ -21,7 +21,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    messages: Entries[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
     add_generation_prompt: bool = True
@@ -50,7 +50,7 @@ class DetokenizeRequest(Body):
     """Token ids of the model's vocabulary."""
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(max_length=1_000_000)
+    tokens: Entries[Annotated[int, Field(ge=0, lt=2**31)]] = Field(max_length=1_000_000)
 
 
 class DetokenizeResponse(BaseModel):
