@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from qiao.errors import ParameterError
 from qiao.server.body import parse_json
 from qiao.server.errors import ApiError
-from qiao.server.protocol import chat, completions, embeddings, messages, responses, tokenize
+from qiao.server.protocol import chat, completions, embeddings, items, messages, responses, tokenize
 from qiao.server.protocol.common import Body
 
 from benchmarks.malformed_client import Outcome, Tally, bombard, judge
@@ -48,6 +48,7 @@ BODIES = [
     responses.ResponsesRequest,
     tokenize.TokenizeRequest,
     tokenize.DetokenizeRequest,
+    *(items.ContentPart, items.SentReasoning, items.FunctionTool, items.SentLogprob),
 ]
 
 LONG = [

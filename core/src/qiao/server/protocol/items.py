@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from qiao.errors import ParameterError
-from qiao.server.protocol.common import Body, Refusal
+from qiao.server.protocol.common import Body, Entries, Refusal
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -71,13 +71,13 @@ class SentTopLogprob(Sent):
 
     token: str
     logprob: float
-    bytes: list[int] | None = None
+    bytes: Entries[int] | None = None
 
 
 class SentLogprob(SentTopLogprob):
     """A token with its candidates."""
 
-    top_logprobs: list[SentTopLogprob]
+    top_logprobs: Entries[SentTopLogprob]
 
 
 class CacheBreakpoint(Sent):
@@ -89,8 +89,8 @@ class CacheBreakpoint(Sent):
 class ContentPart(Sent):
     """Part of a message or of a function's output. Its ``type`` and text are checked where they are read."""
 
-    annotations: list[Annotation] | None = None
-    logprobs: list[SentLogprob] | None = None
+    annotations: Entries[Annotation] | None = None
+    logprobs: Entries[SentLogprob] | None = None
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
@@ -135,7 +135,7 @@ class SentReasoning(SentItem):
     """What the model thought before."""
 
     encrypted_content: str | None = None
-    summary: list[SummaryPart] | None = None
+    summary: Entries[SummaryPart] | None = None
     content: list[Any] | None = None
 
 
@@ -162,7 +162,7 @@ class FunctionTool(Sent):
     output_schema: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
-    allowed_callers: list[Literal["direct", "programmatic"]] | None = None
+    allowed_callers: Entries[Literal["direct", "programmatic"]] | None = None
 
 
 ITEMS: Mapping[str, type[Sent]] = {
