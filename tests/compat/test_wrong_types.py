@@ -15,7 +15,7 @@ from tests.compat.document import as_answered
 from tests.support.server import RunningServer
 
 LEFT_OUT = object()
-WRONG = ({"x": 1}, [], [7], "?", 7, 0.5, True, LEFT_OUT)
+WRONG = ({"x": 1}, [], [7], "?", "", "x" * 2000, 7, 0.5, True, LEFT_OUT)
 """Tried in each place; those that the document allows there are left out."""
 
 Path = tuple[str | int, ...]

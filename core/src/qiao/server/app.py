@@ -35,7 +35,12 @@ RATE_HEADERS = [
     f"x-ratelimit-{fact}-{what}" for fact in ("limit", "remaining", "reset") for what in ("requests", "tokens")
 ]
 
-DESCRIPTION = "OpenAI's API and vLLM's extras. Errors have OpenAI's shape on every route."
+DESCRIPTION = """\
+OpenAI's API and vLLM's extras. Errors have OpenAI's shape on every route.
+
+Routes that compute read three more headers: `X-Priority`, an integer (lower is sooner) or the name of a class, where
+the key allows it; `X-Deadline-Ms`, the milliseconds within which a request must begin, else it is 504; `X-Session-Id`,
+whose requests one arm of an alias answers."""
 
 
 def create_app(fleet: Fleet) -> FastAPI:

@@ -111,7 +111,7 @@ class FromProgram(Sent):
     """A function that a program called."""
 
     type: Literal["program"]
-    caller_id: str
+    caller_id: str = Field(min_length=1, max_length=64)
 
 
 Caller = Annotated[Direct | FromProgram, Field(discriminator="type")]
@@ -149,6 +149,7 @@ class SentCall(SentItem):
 class SentOutput(SentCall):
     """What a function returned."""
 
+    call_id: str | None = Field(default=None, min_length=1, max_length=64)
     name: str | None = Field(default=None, min_length=1, max_length=128)
     namespace: str | None = Field(default=None, min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")
 
