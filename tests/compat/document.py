@@ -30,6 +30,32 @@ OPTIONAL = {
 """Fields that a body must have at OpenAI and that many clients leave out; here nothing depends on them."""
 
 
+_CHAT = {"model": "M", "messages": [{"role": "user", "content": "hi"}]}
+GOOD: dict[str, dict[str, Any]] = {
+    "/completions": {"model": "M", "prompt": "hi", "max_tokens": 4},
+    "/chat/completions": {**_CHAT, "max_completion_tokens": 4},
+    "/responses": {"model": "M", "input": "hi", "max_output_tokens": 4},
+    "/responses/input_tokens": {"model": "M", "input": "hi"},
+    "/messages": {**_CHAT, "max_tokens": 4},
+    "/messages/count_tokens": _CHAT,
+    "/embeddings": {"model": "M", "input": "hi"},
+    "/score": {"model": "M", "text_1": "a", "text_2": "b"},
+    "/rerank": {"model": "M", "query": "a", "documents": ["b", "c"]},
+    "/tokenize": {"model": "M", "prompt": "hi"},
+    "/detokenize": {"model": "M", "tokens": [1]},
+}
+"""A body of each route, by its path without a version, that gets an answer: what is drawn may not hit on one."""
+
+
+def with_examples(document: dict[str, Any]) -> dict[str, Any]:
+    """``document`` with the bodies of ``GOOD``, which schemathesis sends besides those that it makes up."""
+    for path, operations in document["paths"].items():
+        body = GOOD.get(path.removeprefix("/v1"))
+        if body is not None and "post" in operations:
+            operations["post"]["requestBody"]["content"]["application/json"]["example"] = body
+    return document
+
+
 def nullable(value: Any) -> Any:
     """The document's ``nullable: true``, a word of OpenAPI 3.0, as JSON Schema says it."""
     if isinstance(value, list):
@@ -77,6 +103,12 @@ def _as_taken(document: dict[str, Any]) -> dict[str, Any]:
     Bodies get schemas of their own, as some are those of answers too.
     """
     schemas = document["components"]["schemas"]
+    logprobs = schemas["CreateCompletionRequest"]["properties"]["logprobs"]
+    logprobs.get("anyOf", [logprobs])[0]["maximum"] = 20  # that of --max-logprobs, not 5
+    stops = schemas["StopConfiguration"]
+    for form in stops.get("anyOf", [stops])[0]["oneOf"]:
+        form.pop("minItems", None)  # an empty list asks for nothing, and clients that fill in all fields send it
+    del schemas["CreateEmbeddingRequest"]["additionalProperties"]  # the only body that forbids fields it does not know
     for part in schemas["CreateResponse"]["allOf"]:
         if (most := part.get("properties", {}).get("max_output_tokens")) is not None:
             most["anyOf"][0]["minimum"] = 1  # not 16, as for chat
@@ -132,7 +164,7 @@ def schemathesis(server: RunningServer, document: dict[str, Any], *flags: str, k
     environment = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "document.json"
-        file.write_text(json.dumps(document), encoding="utf-8")
+        file.write_text(json.dumps(with_examples(document)), encoding="utf-8")
         command = [sys.executable, "-m", "schemathesis.cli", "--config-file", "schemathesis.toml", "run", str(file)]
         command += ["--url", server.url + base, "--header", f"Authorization: Bearer {key}", "--no-color", *flags]
         if seed := os.environ.get("QIAO_COMPAT_SEED"):

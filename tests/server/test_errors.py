@@ -87,6 +87,7 @@ def test_fields_that_both_routes_refuse(rand: RunningServer, path: str) -> None:
     ("wrong", "field"),
     [
         ({"suffix": "s"}, "suffix"),
+        ({"suffix": {}}, "suffix"),
         ({"logprobs": True}, "logprobs"),
         ({"logprobs": 50}, "logprobs"),
         ({"logprobs": -2}, "logprobs"),

@@ -16,7 +16,6 @@ from qiao.server.protocol.common import (
     Refusal,
     SamplingFields,
     Usage,
-    asked,
 )
 from qiao.server.protocol.prompts import MAX_PROMPTS, PromptValue, prompt_check, separate
 
@@ -33,7 +32,7 @@ class CompletionRequest(SamplingFields):
     @classmethod
     def refused_fields(cls) -> Mapping[str, Refusal]:
         """As for chat, and ``suffix``."""
-        return {**NOT_SUPPORTED, "suffix": asked}
+        return {**NOT_SUPPORTED, "suffix": lambda value: value not in (None, "")}
 
     @model_validator(mode="after")
     def _check_completion(self) -> CompletionRequest:
