@@ -168,7 +168,7 @@ class GrammarCompiler:
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._work: tuple[str, float] | None = None
         self._left = 0
-        self._lock = threading.Lock()  # of _work and _left
+        self._lock = threading.Lock()  # of _work, _left and _kept
         self._thread = _new_thread()
 
     def submit(self, text: str) -> Future[Compiled]:
@@ -198,16 +198,19 @@ class GrammarCompiler:
 
     def _compile(self, text: str) -> Compiled:
         tools = self._tools = self._tools or self._make_tools()
-        self._work = work = (text, time.monotonic())
-        try:
+        work = (text, time.monotonic())
+        with self._lock:
+            self._work = work
             found = self._kept.get(text)
+        try:
             if found is None or found.used >= MAX_USED:
                 found = self._compiled(text, tools)
-            if self._work is work:
-                self._kept[text] = found
-                self._kept.move_to_end(text)
-                while len(self._kept) > MAX_KEPT:
-                    self._kept.popitem(last=False)
+            with self._lock:
+                if self._work is work:  # else this thread was left to itself, and another has taken its place
+                    self._kept[text] = found
+                    self._kept.move_to_end(text)
+                    while len(self._kept) > MAX_KEPT:
+                        self._kept.popitem(last=False)
             return found
         finally:
             with self._lock:
