@@ -20,6 +20,7 @@ from qiao.lora.request import RUNTIME_VARIABLES
 from qiao.server.access import PUBLIC_PATHS
 from qiao.server.app import create_app
 from qiao.server.args import ServerArgs
+from qiao.server.fleet import Load
 from qiao.server.loader import make_fleet, make_state
 from qiao.server.setup import ModelSpec, Setup
 from qiao.server.state import ServerState
@@ -44,7 +45,7 @@ async def never(spec: ModelSpec) -> ServerState:
     raise AssertionError("no test here loads a model")
 
 
-def app(chat_template: str | None = None, **options: Any) -> FastAPI:
+def app(chat_template: str | None = None, load: Load = never, **options: Any) -> FastAPI:
     numbers = {"max_model_len": 512, "vocab_size": 320, "block_size": 16, "num_blocks": 64, "max_num_seqs": 8}
     info = EngineInfo(device="cpu", dtype="float32", max_num_queued=8, **numbers)
     args = EngineArgs(model="M", chat_template=chat_template)
@@ -52,8 +53,8 @@ def app(chat_template: str | None = None, **options: Any) -> FastAPI:
     engine._info, engine.state = info, EngineState.READY
     frontend = Frontend(tokenizer(), info, args, {}, [257])
     server = ServerArgs(**options)
-    fleet = make_fleet(Setup.single(args, server), never)
-    fleet.add(make_state(EnginePool([engine]), frontend, ModelSpec(args, server), info))
+    fleet = make_fleet(Setup.single(args, server), load)
+    fleet.add(make_state(EnginePool([engine], patience=0.0), frontend, ModelSpec(args, server), info))
     return create_app(fleet)
 
 

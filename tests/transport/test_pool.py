@@ -109,6 +109,37 @@ def test_waiting_for_an_engine_ends_with_the_deadline_and_with_the_server() -> N
     asyncio.run(scenario())
 
 
+def test_new_requests_wait_for_the_only_engine_but_not_too_many_and_not_too_long() -> None:
+    async def scenario() -> None:
+        source = LocalSource(args(pause=0.002), OPTIONS)
+        made = EnginePool([EngineClient(source, backoff=0.3)], patience=30.0, max_waiting=2)
+        await made.start()
+        (engine,) = made.engines
+        kill(engine)
+        await until(lambda: engine.state is not EngineState.READY)
+        work = [asyncio.create_task(tokens(made, request([ord("x")], f"r{i}"))) for i in range(2)]
+        left = asyncio.create_task(tokens(made, request([ord("x")], "left")))
+        await until(lambda: made.waiting == 2)
+        with pytest.raises(EngineDeadError, match=r"2 requests wait.*SIGKILL"):
+            await left
+        work[1].cancel()
+        await until(lambda: made.waiting == 1)
+        assert await work[0] == [*b"horse", EOS]
+        assert made.waiting == 0
+        assert await tokens(made, request([ord("x")], "r1")) == [*b"horse", EOS], "a cancelled one leaves nothing"
+        engine._backoff, made._patience = 60.0, 0.1
+        kill(engine)
+        await until(lambda: engine.state is not EngineState.READY)
+        with pytest.raises(EngineDeadError, match="starting"):
+            await tokens(made, request([ord("x")], "patient"))
+        made.kill()
+        with pytest.raises(EngineDeadError, match="stopped"):
+            await tokens(made, request([ord("x")], "late"))
+        await made.stop()
+
+    asyncio.run(scenario())
+
+
 def test_aborting_one_answer_reaches_its_engine() -> None:
     async def scenario() -> None:
         async with pool(2) as made:

@@ -55,7 +55,7 @@ def freed_at_once() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Return what has been freed in between to the system. To be called when a start is over."""
+    """Return what has been freed in between to the system, from all threads' heaps. Takes some milliseconds."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)

@@ -79,7 +79,7 @@ class Metrics:
     """The metrics of one model, in a registry of their own.
 
     ``snapshots`` gives the latest counters of each engine, ``engine_up`` how many of them are ready, ``restarts`` how
-    often they were started again.
+    often they were started again, ``waiting`` how many requests wait for that.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class Metrics:
         max_loras: int = 0,
         engine_up: Callable[[], float] = lambda: 1.0,
         restarts: Callable[[], float] = lambda: 0.0,
+        waiting: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
@@ -104,6 +105,7 @@ class Metrics:
         info.labels(engine="0", **cache_info).set(1)
         self._gauge(names.ENGINE_UP, "Engines that are ready.", engine_up)
         self._gauge(names.ENGINE_RESTARTS, "How often engines were started again.", restarts)
+        self._gauge(names.WAITING_FOR_ENGINE, "Requests that wait for an engine to start again.", waiting)
 
     def first_token(self, seconds: float) -> None:
         """Time from arrival to a request's first token."""

@@ -77,6 +77,7 @@ FALLBACK_SECONDS = "qiao:fallback_seconds"
 PROMPT_BUDGET = "qiao:step_prompt_budget_tokens"
 ENGINE_UP = "qiao:engine_up"
 ENGINE_RESTARTS = "qiao:engine_restarts"
+WAITING_FOR_ENGINE = "qiao:num_requests_waiting_for_engine"
 
 HTTP_REQUESTS = "http_requests"
 HTTP_SECONDS = "http_request_duration_seconds"

@@ -30,7 +30,8 @@ class ServerArgs:
     tenants that ``qiao keys`` manages. With ``admin_key`` there are routes that load and unload models.
     ``engine`` are addresses of engines on other hosts, used instead of one here, with the key files in ``engine_keys``.
     ``queue_deadline_ms`` ends requests that have waited so many milliseconds. ``request_read_timeout`` is how long a
-    request's head, and then its body, may take to arrive.
+    request's head, and then its body, may take to arrive. ``engine_wait`` is how long a request without output waits
+    for an engine that ended and starts again.
     ``responses_db`` is ``memory``, ``off`` or a file; the bounds are for each tenant.
     ``otlp_traces_endpoint`` is a collector's address (see ``qiao.observability.tracing``).
     Raises ``ParameterError`` naming the field.
@@ -70,6 +71,7 @@ class ServerArgs:
     sse_keep_alive_interval: float = 0.0
     max_body_bytes: int = 32 * 1024 * 1024
     request_read_timeout: float = 60.0
+    engine_wait: float = 60.0
     response_role: str = "assistant"
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
@@ -112,6 +114,8 @@ class ServerArgs:
             raise ParameterError("max_body_bytes", f"must be at least 1, got {self.max_body_bytes}")
         if not 0 <= self.request_read_timeout < float("inf"):
             raise ParameterError("request_read_timeout", "must be 0 (no limit) or more seconds")
+        if not 0 <= self.engine_wait < float("inf"):
+            raise ParameterError("engine_wait", "must be 0 (no wait) or more seconds")
         self._check_parsers()
         if self.uvicorn_log_level not in LEVELS:
             raise ParameterError("uvicorn_log_level", f"must be one of {', '.join(LEVELS)}")

@@ -87,6 +87,7 @@ FLAG_TEXT: Mapping[str, str] = {
     "sse_keep_alive_interval": "seconds without an event after which a stream sends a comment; 0 for never",
     "max_body_bytes": "largest request body",
     "request_read_timeout": "seconds in which a request's head, and then its body, must arrive, else 408; 0 for never",
+    "engine_wait": "seconds that a request without output waits for an engine that starts again, else 503; 0 for none",
     "response_role": "role of chat answers",
     "enable_auto_tool_choice": "let the model decide whether to call tools; needs --tool-call-parser",
     "tool_call_parser": "form of the model's calls: hermes, qwen3, llama3_json, deepseek_v3, glm45, mistral, json...",

@@ -28,6 +28,7 @@ from qiao.server.setup import ModelSpec, Setup
 from qiao.server.state import ServerState
 from qiao.tenants import KeyStore
 from qiao.transport import EngineClient, EnginePool, EngineState
+from qiao.transport.client import Source
 from qiao.transport.process import HostOptions, Launched, LocalSource
 
 logger = logging.getLogger(__name__)
@@ -53,14 +54,21 @@ class Loader:
             self._loading.kill()
 
     def _pool(self, spec: ModelSpec, launched: Launched | None) -> EnginePool:
-        first = parse_modules(spec.engine.lora_modules)
+        sources: list[Source]
         if not spec.server.engine:
-            return EnginePool([EngineClient(LocalSource(spec.engine, self._options, launched))], first)
-        from qiao.transport.remote import RemoteSource  # brings ZeroMQ
+            sources = [LocalSource(spec.engine, self._options, launched)]
+        else:
+            from qiao.transport.remote import RemoteSource  # brings ZeroMQ
 
-        assert spec.server.engine_keys is not None, "checked with the arguments"
-        keys = Path(spec.server.engine_keys)
-        return EnginePool([EngineClient(RemoteSource(address, keys)) for address in spec.server.engine], first)
+            assert spec.server.engine_keys is not None, "checked with the arguments"
+            keys = Path(spec.server.engine_keys)
+            sources = [RemoteSource(address, keys) for address in spec.server.engine]
+        return EnginePool(
+            [EngineClient(source) for source in sources],
+            parse_modules(spec.engine.lora_modules),
+            patience=spec.server.engine_wait,
+            max_waiting=spec.engine.max_num_queued_reqs,
+        )
 
     async def load(self, spec: ModelSpec) -> ServerState:
         """Start the engine, read the text side meanwhile. Raises a ``QiaoError`` where the model cannot be served."""
@@ -147,6 +155,7 @@ def make_state(client: EnginePool, frontend: Frontend, spec: ModelSpec, info: En
         max_loras=args.max_loras,
         engine_up=lambda: float(sum(engine.state is EngineState.READY for engine in client.engines)),
         restarts=lambda: float(client.restarts),
+        waiting=lambda: float(client.waiting),
     )
     return ServerState(client=client, frontend=frontend, spec=spec, metrics=metrics)
 

@@ -22,6 +22,7 @@ import msgspec
 from qiao.config import EngineArgs
 from qiao.engine.request import EngineInfo, EngineRequest, EngineStats, SequenceOutput
 from qiao.errors import QiaoError
+from qiao.loading.heap import give_back
 from qiao.lora.request import LoRARequest
 from qiao.observability.logs import configure_logging
 from qiao.transport.channel import BlockingChannel
@@ -48,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 STATS_INTERVAL = 0.2
 """Seconds between two snapshots of the counters while the engine is busy."""
+
+TIDY_INTERVAL = 30.0
+"""Seconds between two returns of freed memory, which an engine without work makes: it takes some milliseconds."""
 
 
 class HostedAdapters(Protocol):
@@ -107,6 +111,8 @@ class EngineLoop:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
         self._last_stats = 0.0
+        self._last_tidy = time.monotonic()
+        self._untidy = False
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="adapters")
         self._loads: dict[int, tuple[LoRARequest, Future[Any]]] = {}
 
@@ -117,8 +123,11 @@ class EngineLoop:
     def run(self) -> None:
         """Return when the front end says stop. Raises what a step raised."""
         while True:
+            if not self._engine.has_work():
+                self._tidy()
             if not self._receive(wait=not self._engine.has_work()):
                 return
+            self._untidy = True
             self._finish_loads(wait=not self._engine.has_work())
             outputs = self._engine.step() if self._engine.has_work() else []
             idle = not self._engine.has_work()
@@ -128,6 +137,13 @@ class EngineLoop:
                 self.send(Step(outputs, self._engine.stats()))
             elif outputs:
                 self.send(Step(outputs))
+
+    def _tidy(self) -> None:
+        """Return what has been freed to the system, else the largest of all steps and grammars stays for ever."""
+        now = time.monotonic()
+        if self._untidy and now - self._last_tidy >= TIDY_INTERVAL:
+            give_back()
+            self._untidy, self._last_tidy = False, now
 
     def _receive(self, wait: bool) -> bool:
         """Take in all waiting messages, at least one if ``wait``. False when told to stop, or nobody is there."""
@@ -192,8 +208,6 @@ def build(args: EngineArgs) -> tuple[HostedEngine, EngineInfo]:
     finally:
         gc.freeze()
         gc.enable()
-    from qiao.loading.heap import give_back
-
     built = build_engine(args)
     gc.collect()
     give_back()  # a checkpoint's header alone is some megabytes

@@ -20,17 +20,23 @@ ATTEMPTS = 2
 """How often a request that has brought no output is sent: one that kills engines shall not kill them all."""
 
 PATIENCE_SECONDS = 60.0
-"""How long such a request waits for an engine that starts again."""
+"""How long a request without output waits for an engine that starts again."""
+
+MAX_WAITING = 1024
+"""How many new requests do so at a time."""
 
 POLL_SECONDS = 0.02
+
+_HOPEFUL = (EngineState.STARTING, EngineState.DRAINING)
 
 
 class EnginePool:
     """Engines of one model, used from one asyncio loop.
 
     A request whose engine ends before its first output goes to another one, or to the same one once it is back; one
-    with output ends with the error, since a part of the answer has been sent. ``adapters`` are LoRA adapters from the
-    start.
+    with output ends with the error, since a part of the answer has been sent. New requests that find no engine ready
+    wait for one too, ``patience`` seconds and ``max_waiting`` of them at most; beyond, and where none will come back,
+    they end with ``EngineDeadError``. ``adapters`` are LoRA adapters from the start.
     """
 
     def __init__(
@@ -39,12 +45,17 @@ class EnginePool:
         adapters: Iterable[LoRARequest] = (),
         *,
         patience: float = PATIENCE_SECONDS,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
         self._engines = list(engines)
         self.adapters = Adapters(self._engines, adapters)
         self._patience = patience
+        self._max_waiting = max_waiting
+        self._watch: asyncio.Task[None] | None = None
+        self.waiting = 0
+        """Requests that wait for an engine to start."""
         self._desks: dict[EngineClient, Desk] = {}
-        self._at: dict[str, EngineClient] = {}
+        self._at: dict[str, EngineClient | None] = {}
         self._starts: list[asyncio.Task[EngineInfo]] = []
         self._closing = ""
 
@@ -125,23 +136,26 @@ class EnginePool:
         """Yield what an engine makes for ``request``; see ``EngineClient.generate``."""
         if request.request_id in self._at:
             raise ParameterError("request_id", f"{request.request_id!r} is already running")
+        self._at[request.request_id] = None
         came = time.monotonic()
-        for attempt in range(1, ATTEMPTS + 1):
-            engine = self._choose(request) if attempt == 1 else await self._once_ready(request, came)
-            visit = _Visit(self._desk(engine), len(request.prompt_token_ids))
-            self._at[request.request_id] = engine
-            try:
-                async with aclosing(engine.generate(_since(request, came))) as outputs:
-                    async for output in outputs:
-                        visit.answered()
-                        yield output
-                return
-            except EngineDeadError:
-                if visit.began or attempt == ATTEMPTS or self._closing:
-                    raise
-            finally:
-                visit.end()
-                self._at.pop(request.request_id, None)
+        try:
+            for attempt in range(1, ATTEMPTS + 1):
+                await self._ready(request, came, bound=self._max_waiting if attempt == 1 else None)
+                engine = self._at[request.request_id] = self._choose(request)
+                visit = _Visit(self._desk(engine), len(request.prompt_token_ids))
+                try:
+                    async with aclosing(engine.generate(_since(request, came))) as outputs:
+                        async for output in outputs:
+                            visit.answered()
+                            yield output
+                    return
+                except EngineDeadError:
+                    if visit.began or attempt == ATTEMPTS or self._closing:
+                        raise
+                finally:
+                    visit.end()
+        finally:
+            del self._at[request.request_id]
 
     def _choose(self, request: EngineRequest) -> EngineClient:
         ready = [engine for engine in self._engines if engine.state is EngineState.READY]
@@ -159,16 +173,34 @@ class EnginePool:
         desks[at].remember(chunks)
         return ready[at]
 
-    async def _once_ready(self, request: EngineRequest, came: float) -> EngineClient:
-        """The engine for a request whose engine has ended, as soon as there is one. Raises ``DeadlineError``."""
+    async def _ready(self, request: EngineRequest, came: float, bound: int | None) -> None:
+        """Returns as soon as an engine is ready, none will be, or patience is over. Raises ``DeadlineError``, and
+        ``EngineDeadError`` when ``bound`` requests wait already or the pool is closed.
+        """
         end = time.monotonic() + self._patience
-        hopeful = (EngineState.STARTING, EngineState.DRAINING)
-        while not self._closing and self.state in hopeful and time.monotonic() < end:
+        while not self._closing and self.state in _HOPEFUL and (left := end - time.monotonic()) > 0.0:
+            if bound is not None and self.waiting >= bound:
+                raise EngineDeadError(f"{self.waiting} requests wait; {unavailable(self.state, self.failure)}")
+            rest = _since(request, came).max_wait
+            self.waiting += 1
+            try:
+                await asyncio.wait([self._change()], timeout=left if rest is None else min(left, rest))
+            finally:
+                self.waiting -= 1
             _since(request, came)
-            await asyncio.sleep(POLL_SECONDS)
         if self._closing:
             raise EngineDeadError(self._closing)
-        return self._choose(request)
+
+    def _change(self) -> asyncio.Task[None]:
+        """One task for all that wait, which ends when there is no need to wait any more."""
+
+        async def watch() -> None:
+            while not self._closing and self.state in _HOPEFUL:
+                await asyncio.sleep(POLL_SECONDS)
+
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(watch(), name="engine-watch")
+        return self._watch
 
     def _desk(self, engine: EngineClient) -> Desk:
         """What ``engine`` has been sent since it was started."""
