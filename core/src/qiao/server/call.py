@@ -72,19 +72,24 @@ class Call:
         tenant = self.tenant
         if request.priority and not tenant.may_set_priority:
             raise ForbiddenError("this key may not set a priority; leave it out")
-        wait = None if self.deadline is None else self.deadline - time.monotonic()
-        if wait is not None and wait <= 0.0:
-            raise DeadlineError("the request's deadline passed before it could be queued; nothing was computed")
         return msgspec.structs.replace(
-            request,
+            self.in_time(request),
             priority=request.priority + self.priority + tenant.cls.priority,
             tenant=tenant.name,
             weight=tenant.cls.weight,
             kv_share=tenant.kv_share,
             cache_scope=tenant.cache_scope,
-            max_wait=wait,
             adapter=self.adapter,
         )
+
+    def in_time(self, request: EngineRequest) -> EngineRequest:
+        """``request`` with what is left until the deadline. Raises ``DeadlineError`` where nothing is."""
+        if self.deadline is None:
+            return request
+        wait = self.deadline - time.monotonic()
+        if wait <= 0.0:
+            raise DeadlineError("the request's deadline passed before it could be queued; nothing was computed")
+        return msgspec.structs.replace(request, max_wait=wait)
 
     def ended(self, reasons: Sequence[str], queue: float | None, first_token: float | None) -> None:
         """One engine request of the call is over; times are in seconds, the longest one counts."""

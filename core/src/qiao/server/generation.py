@@ -148,7 +148,7 @@ async def run_all(
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """Results of several requests as they come, each with its place in ``requests``.
 
-    The first failure ends them all, and so does leaving early.
+    The first failure ends them all, and so does leaving early. No more are in the engine at a time than ``room`` lets.
     """
     if len(requests) == 1:
         async with aclosing(run(state, *requests[0])) as results:
@@ -162,14 +162,25 @@ async def run_all(
                 yield pair
 
 
+def room(state: ServerState, answers: int = 1) -> asyncio.Semaphore:
+    """Places for requests of one call with so many ``answers`` each: enough to fill a step.
+
+    One call must not fill the queue: those who come later would wait for all of it, or get 503.
+    """
+    info = state.client.info
+    return asyncio.Semaphore(max(1, min(info.max_num_seqs, info.max_num_queued // 2) // answers))
+
+
 async def _merge(
     state: ServerState, requests: Sequence[tuple[EngineRequest, str | None]]
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     merged: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue()
+    places = room(state, requests[0][0].params.n)
 
     async def pump(place: int) -> None:
+        request, text = requests[place]
         try:
-            async with aclosing(_run(state, *requests[place])) as results:
+            async with places, aclosing(_run(state, current_call().in_time(request), text)) as results:
                 async for result in results:
                     merged.put_nowait((place, result))
             merged.put_nowait((place, None))

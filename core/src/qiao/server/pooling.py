@@ -12,7 +12,7 @@ from qiao.engine.request import EngineRequest
 from qiao.errors import OverloadedError
 from qiao.frontend.embedding import vector_of
 from qiao.server.call import current_call
-from qiao.server.generation import RequestClock
+from qiao.server.generation import RequestClock, room
 from qiao.server.protocol.embeddings import PoolingFields, PoolingUsage
 from qiao.server.routes.shared import counted
 from qiao.server.state import ServerState
@@ -62,12 +62,11 @@ async def embed(
     ]
     wanted = state.frontend.pooling.normalize if normalize is None else normalize
     with counted(state), current_call().counted(requests, state.frontend.limit) as ready:
-        info = state.client.info
-        room = asyncio.Semaphore(max(1, min(info.max_num_seqs, info.max_num_queued // 2)))
+        places = room(state)
 
         async def one(request: EngineRequest) -> Vector:
-            async with room:  # one call must not fill the queue: those who come later would wait for all of its inputs
-                return await _one(state, request, dimensions, wanted)
+            async with places:
+                return await _one(state, current_call().in_time(request), dimensions, wanted)
 
         tasks = [asyncio.create_task(one(request)) for request in ready]
         try:
