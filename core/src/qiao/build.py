@@ -113,6 +113,7 @@ def build_engine(args: EngineArgs) -> BuiltEngine:
         kv_cache_dtype=shape.cache_dtype,
         eos_token_ids=ends,
         kv_explanation=size.explanation,
+        kv_block_bytes=size.block_bytes,
         plan=plan.as_dict(),
     )
     return BuiltEngine(engine, info, plan)
@@ -477,6 +478,8 @@ def _engine_config(
         prompt_lookup_max=ahead.prompt_lookup_max,
         most_drafting=ahead.disable_by_batch_size or args.max_num_seqs,
         max_loras=args.max_loras if args.enable_lora else 0,
+        residency_sample=args.kv_cache_metrics_sample if args.kv_cache_metrics else 0.0,
+        estimate_work=args.enable_mfu_metrics,
     )
 
 

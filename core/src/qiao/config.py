@@ -107,6 +107,8 @@ class EngineArgs:
     ``block_size`` in tokens; None takes what the device allows nearest to 16. ``kv_cache_dtype``: see ``KV_DTYPES``,
     ``auto`` is the model's own. ``kv_offloading_size`` are GiB of host memory for what the prefix cache evicts, and
     ``kv_offloading_path`` a folder with ``kv_offloading_disk_size`` GiB behind it; None for neither.
+    ``kv_cache_metrics`` times a share ``kv_cache_metrics_sample`` of the cache's blocks, and ``enable_mfu_metrics``
+    estimates operations and bytes of each step, for ``/metrics``.
     ``speculative_config`` is vLLM's, see ``SpeculativeConfig``.
 
     Raises ``ParameterError`` naming the field.
@@ -159,6 +161,9 @@ class EngineArgs:
     lora_modules: tuple[str, ...] = ()
     max_loras: int = 8
     max_lora_rank: int = 16
+    kv_cache_metrics: bool = False
+    kv_cache_metrics_sample: float = 0.01
+    enable_mfu_metrics: bool = False
     check_integrity: bool = False
 
     def __post_init__(self) -> None:
@@ -195,6 +200,9 @@ class EngineArgs:
             raise ParameterError("dtype", f"must be one of {names}, got {self.dtype!r}")
         self._check_kv_dtype()
         self._check_offloading()
+        sample = self.kv_cache_metrics_sample
+        if isinstance(sample, bool) or not isinstance(sample, int | float) or not 0.0 < sample <= 1.0:
+            raise ParameterError("kv_cache_metrics_sample", f"must be a number in (0, 1], got {sample!r}")
         SpeculativeConfig.parse(self.speculative_config)
         self._check_adapters()
         if not self.enable_chunked_prefill and self.max_model_len and self.max_num_batched_tokens < self.max_model_len:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from qiao.engine.prefix import BlockKey, PrefixCache
+from qiao.engine.residency import Residency
 
 
 class BlockManager:
@@ -12,7 +13,7 @@ class BlockManager:
 
     A block is free, referenced (by one sequence, or by several that share it), or cached: unreferenced, its content
     kept for a prefix hit until the memory is needed. ``cache`` None switches the last state off. ``keep`` gets evicted
-    blocks with their keys while their content is still there.
+    blocks with their keys while their content is still there. ``residency`` is told what happens to blocks.
     """
 
     def __init__(
@@ -21,11 +22,13 @@ class BlockManager:
         block_size: int,
         cache: PrefixCache | None = None,
         keep: Callable[[list[tuple[int, BlockKey]]], None] | None = None,
+        residency: Residency | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.cache = cache
         self._keep = keep
+        self.residency = residency
         self.references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
 
@@ -64,6 +67,10 @@ class BlockManager:
             blocks.append(block)
         if evicted and self._keep is not None:
             self._keep(evicted)
+        if self.residency is not None:
+            for block, _ in evicted:
+                self.residency.evicted(block)
+            self.residency.allocated(blocks)
         return blocks
 
     def unreferenced(self, blocks: Iterable[int]) -> int:
@@ -77,6 +84,8 @@ class BlockManager:
                 assert self.cache is not None
                 self.cache.revive(block)
             self.references[block] += 1
+            if self.residency is not None:
+                self.residency.used(block)
 
     def release(self, blocks: Sequence[int]) -> None:
         """One reference less to each of a table's ``blocks``; the tail is retired, and so evicted, first."""
@@ -89,9 +98,15 @@ class BlockManager:
                 if cache is not None and block in cache:
                     cache.retire(block)
                 else:
-                    self._free.append(block)
+                    self._give_back(block)
+
+    def _give_back(self, block: int) -> None:
+        self._free.append(block)
+        if self.residency is not None:
+            self.residency.dropped(block)
 
     def forget(self) -> None:
         """Drop all cached content; referenced blocks stay with their sequences."""
         if self.cache is not None:
-            self._free.extend(self.cache.clear())
+            for block in self.cache.clear():
+                self._give_back(block)

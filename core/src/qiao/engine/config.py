@@ -35,7 +35,8 @@ class EngineConfig:
     the engine is given one, else from what followed an earlier occurrence of the last ``prompt_lookup_min`` to
     ``prompt_lookup_max`` tokens; nobody drafts while more than ``most_drafting`` answers run. ``kv_offloading`` is
     where evicted blocks of the prefix cache are kept, None for nowhere. A step mixes at most ``max_loras`` LoRA
-    adapters; 0 means that there are none.
+    adapters; 0 means that there are none. Of the allocated blocks a share ``residency_sample`` is timed (see
+    ``qiao.engine.residency``), and ``estimate_work`` counts operations and bytes (see ``qiao.engine.work``).
 
     Raises ``ParameterError`` naming the field.
     """
@@ -63,6 +64,8 @@ class EngineConfig:
     most_drafting: int = 1 << 30
     kv_offloading: OffloadSizes | None = None
     max_loras: int = 0
+    residency_sample: float = 0.0
+    estimate_work: bool = False
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:

@@ -26,6 +26,7 @@ from qiao.engine.pooling import embedding
 from qiao.engine.prefix import PrefixCache
 from qiao.engine.prompt_lookup import PromptLookup
 from qiao.engine.request import BUSY, EngineRequest, EngineStats, FallbackCount, SequenceOutput, TokenLogprobs
+from qiao.engine.residency import Residency
 from qiao.engine.rows import Int64, RowTable
 from qiao.engine.runner import Runner
 from qiao.engine.sampler import NO_TOKEN, Sampled
@@ -33,6 +34,7 @@ from qiao.engine.scheduler import Scheduler, Step
 from qiao.engine.scoring import token_logits
 from qiao.engine.sequence import Request, Sequence, Status
 from qiao.engine.validation import check_request
+from qiao.engine.work import WorkEstimate
 from qiao.errors import KernelError, OverloadedError, ParameterError, PromptTooLongError, QiaoError
 from qiao.models.base import Model
 from qiao.observability.names import STEP_BUCKETS
@@ -41,10 +43,6 @@ from qiao.optable import OpTable, operator_of
 logger = logging.getLogger(__name__)
 
 _UNCHOSEN = "the logits hold NaN or infinity, or no token is left after allowed_token_ids, bad_words and min_tokens"
-
-
-def _no_fallbacks() -> Items[FallbackCount]:
-    return ()
 
 
 class Engine:
@@ -59,7 +57,7 @@ class Engine:
         model: Model,
         ops: OpTable,
         config: EngineConfig,
-        fallback_counts: Callable[[], Items[FallbackCount]] = _no_fallbacks,
+        fallback_counts: Callable[[], Items[FallbackCount]] = tuple,
         clock: Callable[[], float] = time.perf_counter,
         vocabulary: Callable[[], Vocabulary] | None = None,
         draft: DraftParts | None = None,
@@ -77,7 +75,9 @@ class Engine:
         self._offload = self._make_offload()
         cache = PrefixCache() if config.enable_prefix_caching else None
         keep = None if self._offload is None else self._offload.save
-        self._blocks = BlockManager(config.num_blocks, config.block_size, cache, keep)
+        residency = Residency(config.residency_sample) if config.residency_sample else None
+        self._blocks = BlockManager(config.num_blocks, config.block_size, cache, keep, residency)
+        self._work = WorkEstimate(model.shape) if config.estimate_work else None
         self._scheduler = Scheduler(
             config, self._blocks, self._rows, self._runner.sampler.join, self._drafter, self._offload
         )
@@ -233,6 +233,10 @@ class Engine:
             if seq.request.scheduled is None:
                 seq.request.scheduled = time.time()
                 totals.prompt_tokens += seq.num_prompt
+                totals.prompt_from_device += seq.num_computed - seq.num_restored
+                totals.prompt_from_outside += seq.num_restored
+        if self._work is not None:
+            self._work.add(step)
 
     def _pace(self, step: Step, seconds: float) -> None:
         pacer = self._scheduler.pacer
@@ -454,6 +458,8 @@ class Engine:
         totals.accepted_per_position = list(counts.per_position)
         if self._offload is not None:
             totals.offload = self._offload.stats()
+        totals.residency = None if self._blocks.residency is None else self._blocks.residency.stats
+        totals.work = None if self._work is None else self._work.stats
         totals.fallbacks = list(self._fallback_counts())
         if self._adapters is not None:
             totals.running_adapters = names_of(scheduler.running)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +15,8 @@ import torch
 from qiao.contract import KVCache
 from qiao.engine.prefix import BlockKey
 from qiao.engine.request import OffloadStats
-from qiao.engine.tiers import Content, DiskTier, HostTier, OffloadSizes
+from qiao.engine.tiers import MOST_PENDING, Content, DiskTier, HostTier, OffloadSizes
+from qiao.observability.names import LOOKUP_BUCKETS, SAVE_OUTCOMES, TRANSFER_BUCKETS, WAIT_BUCKETS
 
 _STAGED = 32
 """Blocks that are copied at once."""
@@ -66,28 +69,55 @@ class Offload:
     Files are read on a thread of their own, for one run of keys at a time, whose contents lie in memory until ``load``.
     """
 
-    def __init__(self, copier: BlockCopier, block_size: int, sizes: OffloadSizes) -> None:
+    def __init__(
+        self,
+        copier: BlockCopier,
+        block_size: int,
+        sizes: OffloadSizes,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._copier = copier
+        self._clock = clock
         self._block_size = block_size
         self.disk = None if sizes.folder is None else DiskTier(sizes.folder, sizes.disk_bytes, sizes.identity)
         self.host = HostTier(sizes.host_bytes, self._spill)
         self.capacity = sizes.host_bytes
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="kv-read")
         self._reading: Future[dict[BlockKey, Content]] | None = None
+        self._reading_for: Hashable = None
+        self._waiting: dict[Hashable, float] = {}
         self._fetched: dict[BlockKey, Content] = {}
+        self._counts = OffloadStats(host_capacity=sizes.host_bytes, transfer_capacity=MOST_PENDING)
+        self._outcomes = dict.fromkeys(SAVE_OUTCOMES, 0)
         self.queries = 0
         self.hits = {"host": 0, "disk": 0}
 
     def _spill(self, key: BlockKey, content: Content) -> None:
-        if self.disk is not None:
-            self.disk.put(key, content)
+        # Without files, what falls out of the memory had its time there unless it is larger than that.
+        fits = content.nbytes <= self.capacity
+        self._counts.failures += not (fits if self.disk is None else self.disk.put(key, content))
 
     def save(self, evicted: Iterable[tuple[int, BlockKey]]) -> None:
         """Keep the contents of blocks that are about to be overwritten, unless they are kept already."""
-        wanted = [(block, key) for block, key in evicted if key not in self.host and not self._on_disk(key)]
+        wanted: list[tuple[int, BlockKey]] = []
+        for block, key in evicted:
+            if key not in self.host and not self._on_disk(key):
+                wanted.append((block, key))
+                continue
+            writing = key not in self.host and self.disk is not None and self.disk.unwritten(key) is not None
+            self._outcomes["skipped_in_flight" if writing else "skipped_already_cached"] += 1
+        if not wanted:
+            return
+        began = self._clock()
         contents = self._copier.save([block for block, _ in wanted])
+        counts, size = self._counts, len(wanted) * self._copier.block_bytes
+        counts.store_seconds += self._clock() - began
+        counts.store_bytes += size
+        counts.store_sizes.observe(size, TRANSFER_BUCKETS)
         for (_, key), content in zip(wanted, contents, strict=True):
             self.host.put(key, content)
+            kept = key in self.host or self._on_disk(key)
+            self._outcomes["stored" if kept else "dropped_cpu_full"] += 1
 
     def _on_disk(self, key: BlockKey) -> bool:
         return self.disk is not None and key in self.disk
@@ -99,22 +129,53 @@ class Offload:
                 return i
         return len(keys)
 
-    def ready(self, keys: Sequence[BlockKey], wait: bool) -> bool:
+    def look_up(self, keys: Sequence[BlockKey]) -> int:
+        """``known``, with its time noted."""
+        began = self._clock()
+        found = self.known(keys)
+        self._counts.lookups.observe(self._clock() - began, LOOKUP_BUCKETS)
+        return found
+
+    def ready(self, keys: Sequence[BlockKey], wait: bool, request: Hashable = None) -> bool:
         """Whether ``load`` finds all that is known of ``keys``. Else files are being read, for others or for these.
 
         With ``wait`` it returns when they have been: always True. A file that is found damaged is known no more.
+        ``request`` is who asks; how long it waits is noted.
         """
         if self.disk is None:
             return True
         while missing := self._missing(keys[: self.known(keys)]):
+            self._waiting.setdefault(request, self._clock())
             if self._reading is None:
                 self._fetched = {key: self._fetched[key] for key in keys if key in self._fetched}
-                self._reading = self._reader.submit(self._read, missing)
+                self._reading, self._reading_for = self._reader.submit(self._read, missing), request
             if not (wait or self._reading.done()):
                 return False
             self._fetched |= self._reading.result()
             self._reading = None
+        self._waited(request)
         return True
+
+    def _waited(self, request: Hashable) -> None:
+        since = self._waiting.pop(request, None)
+        if since is not None:
+            self._counts.waits.observe(self._clock() - since, WAIT_BUCKETS)
+
+    def leave(self, request: Hashable) -> None:
+        """``request`` ended before it started; what was read for it is let go."""
+        self._waited(request)
+        if self._reading_for is request:
+            self._fetched, self._reading_for = {}, None
+
+    def _fetches(self) -> dict[str, int]:
+        """Requests that wait for files, by how far these are."""
+        mine = self._reading_for in self._waiting
+        read = self._reading is not None and self._reading.done()
+        return {
+            "waiting_to_start": len(self._waiting) - mine,
+            "in_progress": int(mine and self._reading is not None and not read),
+            "completed_waiting": int((mine and read) or (self._reading is None and bool(self._fetched))),
+        }
 
     def _missing(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
         """Those of ``keys`` that are in files alone."""
@@ -160,7 +221,15 @@ class Offload:
 
     def restore(self, blocks: Sequence[int], contents: Sequence[Content]) -> None:
         """Write ``contents`` into ``blocks`` of the device."""
+        began = self._clock()
         self._copier.restore(blocks, contents)
+        if not blocks:
+            return
+        counts, size = self._counts, len(blocks) * self._copier.block_bytes
+        counts.load_seconds += self._clock() - began
+        counts.load_bytes += size
+        counts.load_blocks += len(blocks)
+        counts.load_sizes.observe(size, TRANSFER_BUCKETS)
 
     def forget(self, keys: Iterable[BlockKey]) -> None:
         """Keep nothing of ``keys``, whose contents are wrong."""
@@ -177,14 +246,19 @@ class Offload:
 
     def stats(self) -> OffloadStats:
         """Totals and sizes now."""
-        return OffloadStats(
-            queries=self.queries,
-            host_hits=self.hits["host"],
-            disk_hits=self.hits["disk"],
-            host_bytes=self.host.used,
-            host_capacity=self.capacity,
-            disk_bytes=0 if self.disk is None else self.disk.used,
-        )
+        found = copy(self._counts)
+        found.queries = self.queries
+        found.host_hits, found.disk_hits = self.hits["host"], self.hits["disk"]
+        found.host_bytes = self.host.used
+        found.save_outcomes = dict(self._outcomes)
+        found.fetched_blocks = len(self._fetched)
+        found.fetched_bytes = sum(content.nbytes for content in self._fetched.values())
+        found.fetches = self._fetches()
+        if self.disk is not None:
+            found.disk_bytes = self.disk.used
+            found.pending_blocks, found.pending_bytes = self.disk.pending
+            found.failures += self.disk.failures
+        return found
 
     def clear(self) -> None:
         """Forget everything of this model."""

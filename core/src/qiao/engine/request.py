@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
+
 import msgspec
 
 from qiao.errors import KernelError, OverloadedError, ParameterError, QiaoError
@@ -92,8 +95,28 @@ class FallbackCount(msgspec.Struct):
     seconds: float = 0.0
 
 
+class Histogram(msgspec.Struct):
+    """Observations counted by bucket, the last one for all above; ``counts`` is empty before the first."""
+
+    counts: list[int] = []
+    sum: float = 0.0
+
+    def observe(self, value: float, bounds: Sequence[float]) -> None:
+        """Count ``value`` into the first bucket of ``bounds`` that is not below it."""
+        if not self.counts:
+            self.counts = [0] * (len(bounds) + 1)
+        self.counts[bisect_left(bounds, value)] += 1
+        self.sum += value
+
+
 class OffloadStats(msgspec.Struct, kw_only=True):
-    """KV blocks beside the device: tokens asked for behind a prefix hit, and those that came back, by tier; bytes."""
+    """KV blocks beside the device: tokens asked for behind a prefix hit, and those that came back, by tier; bytes.
+
+    ``store_*`` are copies from the device and ``load_*`` copies back, ``lookups`` seconds of a look-up, and ``waits``
+    seconds that requests waited for files. ``save_outcomes`` and ``fetches`` have the keys of
+    ``names.SAVE_OUTCOMES`` and ``names.FETCH_STAGES``. ``failures`` are blocks that no tier had room for. ``pending``
+    waits to be written to files, of at most ``transfer_capacity`` bytes; ``fetched`` was read from them.
+    """
 
     queries: int = 0
     host_hits: int = 0
@@ -101,6 +124,39 @@ class OffloadStats(msgspec.Struct, kw_only=True):
     host_bytes: int = 0
     host_capacity: int = 0
     disk_bytes: int = 0
+    store_bytes: int = 0
+    store_seconds: float = 0.0
+    store_sizes: Histogram = msgspec.field(default_factory=Histogram)
+    load_bytes: int = 0
+    load_seconds: float = 0.0
+    load_sizes: Histogram = msgspec.field(default_factory=Histogram)
+    load_blocks: int = 0
+    lookups: Histogram = msgspec.field(default_factory=Histogram)
+    waits: Histogram = msgspec.field(default_factory=Histogram)
+    save_outcomes: dict[str, int] = {}
+    failures: int = 0
+    pending_blocks: int = 0
+    pending_bytes: int = 0
+    fetched_blocks: int = 0
+    fetched_bytes: int = 0
+    transfer_capacity: int = 1
+    fetches: dict[str, int] = {}
+
+
+class ResidencyStats(msgspec.Struct, kw_only=True):
+    """How long sampled blocks stay, in seconds; see ``qiao.engine.residency``."""
+
+    lifetime: Histogram = msgspec.field(default_factory=Histogram)
+    idle: Histogram = msgspec.field(default_factory=Histogram)
+    reuse_gap: Histogram = msgspec.field(default_factory=Histogram)
+
+
+class WorkStats(msgspec.Struct, kw_only=True):
+    """Estimated work of all steps; see ``qiao.engine.work``."""
+
+    flops: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
@@ -113,7 +169,9 @@ class EngineStats(msgspec.Struct, kw_only=True):
     ``accepted_per_position[i]`` counts token i of a draft. ``offload`` is None where evicted blocks are lost.
     ``running_adapters`` and ``waiting_adapters`` are the names of the LoRA adapters that running and waiting requests
     use; None where adapters are not enabled. ``waiting_by_class`` has the waiting ones by the priority class that is
-    nearest to their priority, and those that waited too long.
+    nearest to their priority, and those that waited too long. Of ``prompt_tokens`` those ``from_device`` were in the
+    prefix cache when their request first ran, and those ``from_outside`` came from host memory or files.
+    ``residency`` and ``work`` are None where they are not asked for.
     """
 
     running: int = 0
@@ -125,6 +183,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     prefix_hits: int = 0
     preemptions: int = 0
     prompt_tokens: int = 0
+    prompt_from_device: int = 0
+    prompt_from_outside: int = 0
     generation_tokens: int = 0
     steps: int = 0
     last_step_tokens: int = 0
@@ -140,6 +200,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     accepted_tokens: int = 0
     accepted_per_position: list[int] = []
     offload: OffloadStats | None = None
+    residency: ResidencyStats | None = None
+    work: WorkStats | None = None
     running_adapters: list[str] | None = None
     waiting_adapters: list[str] = []
 
@@ -148,6 +210,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     """Facts fixed at start, for the front end. ``plan`` is the placement plan as JSON-ready data.
 
     ``eos_token_ids`` are those of the model's config; generation config and tokenizer may know more.
+    ``kv_block_bytes`` are those of a block over all layers.
     """
 
     device: str
@@ -161,6 +224,7 @@ class EngineInfo(msgspec.Struct, kw_only=True):
     kv_cache_dtype: str = ""
     eos_token_ids: list[int] = []
     kv_explanation: str = ""
+    kv_block_bytes: int = 0
     plan: dict = {}  # type: ignore[type-arg]
 
     @property

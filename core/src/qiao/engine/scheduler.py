@@ -148,6 +148,8 @@ class Scheduler:
         """Take ``seq`` out, wherever it is, and drop its references."""
         if seq.status is Status.WAITING:
             self.waiting.remove(seq)
+            if self._offload is not None:
+                self._offload.leave(seq)
         elif seq.status is Status.RUNNING:
             self.running.remove(seq)
         if seq.row >= 0:
@@ -332,7 +334,7 @@ class Scheduler:
             return True
         keys = self._findable_keys(seq)
         hits = [] if self.blocks.cache is None else self.blocks.cache.match(keys)
-        return self._offload.ready(keys[len(hits) :], wait=not self.running)
+        return self._offload.ready(keys[len(hits) :], not self.running, seq)
 
     def _admit(self, seq: Sequence) -> bool:
         """Start the waiting ``seq``; False where there is no room for it."""
@@ -341,7 +343,7 @@ class Scheduler:
         hits = [] if self.blocks.cache is None else self.blocks.cache.match(keys)
         kept = keys[len(hits) :] if self._offload is not None else []
         if self._offload is not None and kept:
-            kept = kept[: self._offload.known(kept)]
+            kept = kept[: self._offload.look_up(kept)]
         count = self._chunk(len(seq.tokens) - (len(hits) + len(kept)) * self.config.block_size)
         if count == 0 or seq in self._displaced:
             return False
@@ -406,6 +408,7 @@ class Scheduler:
                 self.blocks.cache.register(seq.blocks[i], seq.keys[i])
         seq.num_computed = seq.num_drafted = cached
         seq.num_registered = known
+        seq.num_restored = len(contents) * self.config.block_size
         if self._offload is not None:  # those of a preempted sequence too, as its hits
             self._offload.queries += len(seq.tokens) - len(hits) * self.config.block_size
         if not seq.counted:

@@ -110,7 +110,8 @@ class Sequence:
     reported reason (None for EOS). ``row`` is its place in the persistent batch arrays, -1 while it waits.
     ``counted`` says that the prefix statistics know it. ``grammar`` is what the output must follow, where it must.
     ``draft`` are guesses at its next tokens while a step tries them, ``ngrams`` where its endings occurred before, and
-    ``num_drafted`` how many of its tokens a draft model has computed.
+    ``num_drafted`` how many of its tokens a draft model has computed. ``num_restored`` of its computed tokens came from
+    host memory or files when it started.
     """
 
     __slots__ = (
@@ -127,6 +128,7 @@ class Sequence:
         "num_drafted",
         "num_prompt",
         "num_registered",
+        "num_restored",
         "request",
         "row",
         "seed",
@@ -145,6 +147,7 @@ class Sequence:
         self.num_prompt = len(self.tokens)
         self.num_computed = 0
         self.num_registered = 0
+        self.num_restored = 0
         self.blocks: list[int] = []
         self.keys: list[BlockKey] = []
         self.limit = limit

@@ -37,7 +37,7 @@ _MAGIC = b"qiaokv1\n"
 _HEAD = struct.Struct("<8s16sI32s")
 """Magic, checksum of what follows, bytes of the token ids, digest of the block before; then ids and content."""
 
-_MOST_PENDING = 256 << 20
+MOST_PENDING = 256 << 20
 """Bytes that wait to be written; a disk that is slower loses contents, and never holds a step up."""
 
 
@@ -129,6 +129,7 @@ class DiskTier:
         self._used = sum(self._sizes.values())
         self._pending: dict[str, tuple[BlockKey, Content]] = {}
         self._pending_bytes = 0
+        self._failures = 0
         self._lock = Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-disk")
         self._trim()
@@ -138,6 +139,17 @@ class DiskTier:
         """Bytes of all files."""
         return self._used
 
+    @property
+    def pending(self) -> tuple[int, int]:
+        """Contents that wait to be written, and their bytes."""
+        with self._lock:
+            return len(self._pending), self._pending_bytes
+
+    @property
+    def failures(self) -> int:
+        """Contents that could not be written."""
+        return self._failures
+
     def _name(self, key: BlockKey) -> str:
         return f"{self._prefix}{key.digest.hex()}.kv"
 
@@ -146,15 +158,18 @@ class DiskTier:
         with self._lock:
             return name in self._pending or name in self._sizes
 
-    def put(self, key: BlockKey, content: Content) -> None:
-        """Have ``content`` written, unless it is there or too much waits already."""
+    def put(self, key: BlockKey, content: Content) -> bool:
+        """Have ``content`` written, unless it is there; False where too much waits already."""
         name = self._name(key)
         with self._lock:
-            if name in self._sizes or name in self._pending or self._pending_bytes + content.nbytes > _MOST_PENDING:
-                return
+            if name in self._sizes or name in self._pending:
+                return True
+            if self._pending_bytes + content.nbytes > MOST_PENDING:
+                return False
             self._pending[name] = key, content
             self._pending_bytes += content.nbytes
         self._thread.submit(self._write, name)
+        return True
 
     def unwritten(self, key: BlockKey) -> Content | None:
         """The content of ``key`` while it waits to be written."""
@@ -230,6 +245,7 @@ class DiskTier:
         except OSError as error:
             logger.warning("a KV block cannot be written to %s: %s", path, error)
             data = b""
+            self._failures += 1
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
         with self._lock:

@@ -30,6 +30,7 @@ _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE")
 class FinishedRequest:
     """One ended request: lengths in tokens, times in seconds (None where it never came so far).
 
+    ``cached_tokens`` of the prompt were not computed.
     ``longest`` is the length of the longest of its ``n`` answers; None for that of the only one.
     """
 
@@ -43,6 +44,7 @@ class FinishedRequest:
     prefill: float | None = None
     decode: float | None = None
     longest: int | None = None
+    cached_tokens: int = 0
 
 
 class Tally(Collector):
@@ -120,6 +122,7 @@ class Metrics:
         for reason in record.finish_reasons:
             self._success.labels(finished_reason=reason if reason in REASONS else "error", **self._labels).inc()
         self._prompt.observe(record.prompt_tokens)
+        self._computed.observe(max(0, record.prompt_tokens - record.cached_tokens))
         self._generation.observe(record.generation_tokens)
         self._longest.observe(record.generation_tokens if record.longest is None else record.longest)
         self._n.observe(record.n)
@@ -179,6 +182,9 @@ class Metrics:
         self._decode = self._histogram(names.DECODE, "Seconds from the first token to the last.", latency)
         self._inference = self._histogram(names.INFERENCE, "Seconds from the first step to the last token.", latency)
         self._prompt = self._histogram(names.REQUEST_PROMPT, "Prompt tokens of a request.", tokens)
+        self._computed = self._histogram(
+            names.REQUEST_COMPUTED, "Prompt tokens of a request that were computed.", tokens
+        )
         self._generation = self._histogram(names.REQUEST_GENERATION, "Generated tokens of a request.", tokens)
         self._longest = self._histogram(names.REQUEST_LONGEST, "Tokens of a request's longest answer.", tokens)
         self._n = self._histogram(names.PARAMS_N, "The n of a request.", names.N_BUCKETS)

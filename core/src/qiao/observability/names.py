@@ -23,6 +23,7 @@ PREEMPTIONS = "vllm:num_preemptions"
 CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source"
 EXTERNAL_QUERIES = "vllm:external_prefix_cache_queries"
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
+PROMPT_BY_SOURCE = "vllm:prompt_tokens_by_source"
 DRAFTS = "vllm:spec_decode_num_drafts"
 DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens"
 ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens"
@@ -46,6 +47,7 @@ INFERENCE = "vllm:request_inference_time_seconds"
 REQUEST_PROMPT = "vllm:request_prompt_tokens"
 REQUEST_GENERATION = "vllm:request_generation_tokens"
 REQUEST_LONGEST = "vllm:request_max_num_generation_tokens"
+REQUEST_COMPUTED = "vllm:request_prefill_kv_computed_tokens"
 PARAMS_N = "vllm:request_params_n"
 PARAMS_MAX_TOKENS = "vllm:request_params_max_tokens"
 
@@ -68,6 +70,36 @@ SLEEP_STATE = "vllm:engine_sleep_state"
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 CACHED = "vllm:prompt_tokens_cached"
 
+BLOCK_LIFETIME = "vllm:kv_block_lifetime_seconds"
+BLOCK_IDLE = "vllm:kv_block_idle_before_evict_seconds"
+BLOCK_REUSE = "vllm:kv_block_reuse_gap_seconds"
+STORE_BYTES = "vllm:kv_offload_store_bytes"
+STORE_TIME = "vllm:kv_offload_store_time"
+STORE_SIZE = "vllm:kv_offload_store_size"
+LOAD_BYTES = "vllm:kv_offload_load_bytes"
+LOAD_TIME = "vllm:kv_offload_load_time"
+LOAD_SIZE = "vllm:kv_offload_load_size"
+LOOKUP_SYNC = "vllm:kv_offload_lookup_sync_delay_seconds"
+LOOKUP_ASYNC = "vllm:kv_offload_lookup_async_delay_seconds"
+ALLOCATION_FAILURES = "vllm:kv_offload_allocation_failure"
+PINNED = "vllm:kv_offload_cpu_cache_usage_perc"
+PINNED_WRITE = "vllm:kv_offload_cpu_cache_write_usage_perc"
+PINNED_READ = "vllm:kv_offload_cpu_cache_read_usage_perc"
+SAVES = "vllm:simple_kv_offload_save_outcomes"
+SAVE_OUTCOMES = (
+    *("stored", "skipped_already_cached", "skipped_in_flight", "dropped_cpu_full"),
+    *("dropped_request_gone", "dropped_null_block", "dropped_not_hashed"),
+)
+"""vLLM's; those of the second line do not happen here."""
+LOAD_BLOCKS = "vllm:simple_kv_offload_load_blocks"
+USED_BLOCKS = "vllm:simple_kv_offload_used_blocks"
+PENDING_STORES = "vllm:simple_kv_offload_pending_store_blocks"
+KV_FETCH = "vllm:num_requests_kv_fetch_by_stage"
+FETCH_STAGES = ("waiting_to_start", "in_progress", "completed_waiting")
+FLOPS = "vllm:estimated_flops_per_gpu"
+READ_BYTES = "vllm:estimated_read_bytes_per_gpu"
+WRITE_BYTES = "vllm:estimated_write_bytes_per_gpu"
+
 STEPS = "qiao:engine_steps"
 OFFLOAD_BYTES = "qiao:kv_offload_bytes"
 CAPTURED_STEPS = "qiao:captured_steps"
@@ -89,6 +121,16 @@ TTFT_BUCKETS = (
 )
 ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 STEP_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+RESIDENCY_BUCKETS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800),
+)
+TRANSFER_BUCKETS = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
+LOOKUP_BUCKETS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
+WAIT_BUCKETS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10)
+OPERATION_BUCKETS = (0.01, 0.1, 1, 10, 30, 60, 120, 300, 600)
+NIXL_TIME_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 5)
+NIXL_COUNT_BUCKETS = (10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000)
 N_BUCKETS = (1, 2, 5, 10, 20)
 
 

@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -13,6 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from qiao.observability import names
+from qiao.observability.absent import absent
+from qiao.observability.families import Families
+from qiao.observability.kv_metrics import OffloadTotals, ResidencyTotals, offload, residency
 
 
 class FallbackTotals(Protocol):
@@ -25,15 +28,12 @@ class FallbackTotals(Protocol):
     seconds: float
 
 
-class OffloadTotals(Protocol):
-    """KV blocks beside the device."""
+class WorkTotals(Protocol):
+    """Estimated work of all steps."""
 
-    queries: int
-    host_hits: int
-    disk_hits: int
-    host_bytes: int
-    host_capacity: int
-    disk_bytes: int
+    flops: int
+    read_bytes: int
+    write_bytes: int
 
 
 class Snapshot(Protocol):
@@ -50,6 +50,8 @@ class Snapshot(Protocol):
     steps: int
     captured_steps: int
     prompt_tokens: int
+    prompt_from_device: int
+    prompt_from_outside: int
     generation_tokens: int
     step_tokens: int
     step_sizes: list[int]
@@ -68,6 +70,16 @@ class Snapshot(Protocol):
         ...
 
     @property
+    def residency(self) -> ResidencyTotals | None:
+        """None where no blocks are sampled."""
+        ...
+
+    @property
+    def work(self) -> WorkTotals | None:
+        """None where work is not estimated."""
+        ...
+
+    @property
     def fallbacks(self) -> Sequence[FallbackTotals]:
         """One record per operator on the host."""
         ...
@@ -82,13 +94,13 @@ class SnapshotCollector(Collector):
         self._snapshots = snapshots
         self._model = model_name
         self._max_loras = max_loras
-        self._labels = {"model_name": model_name, "engine": "0"}
+        self._make = Families({})
 
     def collect(self) -> Iterator[Metric]:
         """All gauges and counters of the moment."""
         families: dict[str, Metric] = {}
         for number, stats in enumerate(self._snapshots()):
-            self._labels = {"model_name": self._model, "engine": str(number)}
+            self._make = Families({"model_name": self._model, "engine": str(number)})
             for family in self._of(stats):
                 known = families.setdefault(family.name, family)
                 if known is not family:
@@ -98,9 +110,15 @@ class SnapshotCollector(Collector):
     def _of(self, stats: Snapshot) -> Iterator[Metric]:
         yield from self._gauges(stats)
         yield from self._counters(stats)
-        yield self._accepted(stats.accepted_per_position)
+        accepted = {str(position): count for position, count in enumerate(stats.accepted_per_position)}
+        text = "Tokens that came true, by their position in a guess."
+        yield self._make.counter(names.ACCEPTED_PER_POSITION, text, accepted, "position")
         yield self._steps(stats.step_sizes, stats.step_tokens)
-        yield from self._offload(stats.prefix_hits, stats.offload)
+        yield self._sources(stats)
+        yield from offload(self._make, stats.prefix_hits, stats.offload)
+        yield from residency(self._make, stats.residency)
+        yield from self._work(stats.work)
+        yield from absent(self._make)
         yield from self._fallbacks(stats.fallbacks)
         if stats.running_adapters is not None:
             yield self._adapters(stats.running_adapters, stats.waiting_adapters)
@@ -109,60 +127,46 @@ class SnapshotCollector(Collector):
         """Nothing: keeps the registry from scraping while it registers."""
         return []
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
-
     def _gauges(self, stats: Snapshot) -> Iterator[Metric]:
-        yield self._gauge(names.RUNNING, "Requests in the running batch.", stats.running)
-        yield self._gauge(names.WAITING, "Requests waiting for their first or next step.", stats.waiting)
-        yield self._by(
+        yield self._make.gauge(names.RUNNING, "Requests in the running batch.", stats.running)
+        yield self._make.gauge(names.WAITING, "Requests waiting for their first or next step.", stats.waiting)
+        yield self._make.gauge(
             names.WAITING_BY_PRIORITY,
             "Waiting requests by the nearest priority class; promoted: waited too long, next whatever their priority.",
-            "priority",
             stats.waiting_by_class,
+            "priority",
         )
-        yield self._by(
+        yield self._make.gauge(
             names.WAITING_BY_REASON,
             "Those that wait, by reason: for room in the batch or the cache; nothing is deferred.",
-            "reason",
             {"capacity": stats.waiting, "deferred": 0},
+            "reason",
         )
         states = {state: int(state == "awake") for state in names.SLEEP_STATES}
-        yield self._by(names.SLEEP_STATE, "1 for awake: engines do not sleep.", "sleep_state", states)
-        yield self._gauge(names.ACTIVE_SEQS, "Sequences in the running batch.", stats.running)
+        yield self._make.gauge(names.SLEEP_STATE, "1 for awake: engines do not sleep.", states, "sleep_state")
+        yield self._make.gauge(names.ACTIVE_SEQS, "Sequences in the running batch.", stats.running)
         usage = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
         for name in names.KV_USAGE:
-            yield self._gauge(name, "Share of KV cache blocks in use, 0 to 1.", usage)
+            yield self._make.gauge(name, "Share of KV cache blocks in use, 0 to 1.", usage)
         rate = stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 0.0
         for name in names.HIT_RATE:
-            yield self._gauge(name, "Share of prompt tokens found in the prefix cache since start, 0 to 1.", rate)
-        yield self._gauge(names.SWAPPED, "Always 0: preemption is by recompute.", 0)
-        kept = stats.offload
-        share = kept.host_bytes / kept.host_capacity if kept is not None and kept.host_capacity else 0.0
-        yield self._gauge(names.HOST_KV_USAGE, "Share of --kv-offloading-size in use, 0 to 1.", share)
+            yield self._make.gauge(name, "Share of prompt tokens found in the prefix cache since start, 0 to 1.", rate)
+        yield self._make.gauge(names.SWAPPED, "Always 0: preemption is by recompute.", 0)
         if stats.prompt_budget is not None:
-            yield self._gauge(
+            yield self._make.gauge(
                 names.PROMPT_BUDGET,
                 "Prompt tokens that the last step might take (--tpot-target-ms).",
                 stats.prompt_budget,
             )
         if stats.utilization is not None:
-            yield self._gauge(
+            yield self._make.gauge(
                 names.UTILIZATION, "Device utilisation as the plugin reports it, 0 to 1.", stats.utilization
             )
-
-    def _by(self, name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=[*self._labels, label])
-        for key, value in values.items():
-            family.add_metric([*self._labels.values(), key], value)
-        return family
 
     def _adapters(self, running: Sequence[str], waiting: Sequence[str]) -> Metric:
         """vLLM's form: the labels tell, the value is the time. One series an engine, the one of the moment."""
         labels = {
-            **self._labels,
+            **self._make.labels,
             "max_lora": str(self._max_loras),
             "waiting_lora_adapters": ",".join(waiting),
             "running_lora_adapters": ",".join(running),
@@ -190,63 +194,45 @@ class SnapshotCollector(Collector):
         ]
         for aliases, text, value in rows:
             for name in aliases:
-                family = CounterMetricFamily(name, text, labels=list(self._labels))
-                family.add_metric(list(self._labels.values()), value)
-                yield family
+                yield self._make.counter(name, text, value)
+
+    def _sources(self, stats: Snapshot) -> Metric:
+        """The three add up to the prompt tokens."""
+        found = {
+            "local_compute": stats.prompt_tokens - stats.prompt_from_device - stats.prompt_from_outside,
+            "local_cache_hit": stats.prompt_from_device,
+            "external_kv_transfer": stats.prompt_from_outside,
+        }
+        text = "Prompt tokens by how a request came to their keys and values when it first ran; external: host or disk."
+        return self._make.counter(names.PROMPT_BY_SOURCE, text, found, "source")
 
     def _steps(self, sizes: Sequence[int], tokens: int) -> Metric:
         """``sizes`` counts steps by ``names.STEP_BUCKETS``; it is empty before the first."""
         bounds = [*(f"{bound:.1f}" for bound in names.STEP_BUCKETS), "+Inf"]
         counts = map(float, accumulate(sizes or [0] * len(bounds)))
-        family = HistogramMetricFamily(names.STEP_TOKENS, "Tokens of a step of the engine.", labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), list(zip(bounds, counts, strict=True)), float(tokens))
+        family = HistogramMetricFamily(
+            names.STEP_TOKENS, "Tokens of a step of the engine.", labels=list(self._make.labels)
+        )
+        family.add_metric(list(self._make.labels.values()), list(zip(bounds, counts, strict=True)), float(tokens))
         return family
 
-    def _accepted(self, counts: Sequence[int]) -> Metric:
-        text = "Tokens that came true, by their position in a guess."
-        family = CounterMetricFamily(names.ACCEPTED_PER_POSITION, text, labels=[*self._labels, "position"])
-        for position, count in enumerate(counts):
-            family.add_metric([*self._labels.values(), str(position)], count)
-        return family
-
-    def _offload(self, device_hits: int, kept: OffloadTotals | None) -> Iterator[Metric]:
-        keys, values = list(self._labels), list(self._labels.values())
-        found = {"device": device_hits}
-        if kept is not None:
-            found |= {"host": kept.host_hits, "disk": kept.disk_hits}
-        text = "Prompt tokens that were not computed, by where their keys and values were."
-        by_source = CounterMetricFamily(names.CACHED_BY_SOURCE, text, labels=[*keys, "source"])
-        for source, count in found.items():
-            by_source.add_metric([*values, source], count)
-        yield by_source
-        cached = CounterMetricFamily(names.CACHED, "Prompt tokens that were not computed.", labels=keys)
-        cached.add_metric(values, sum(found.values()))
-        yield cached
-        if kept is None:
-            return
-        outside = kept.host_hits + kept.disk_hits
-        for name, text, count in (
-            (names.EXTERNAL_QUERIES, "Prompt tokens looked up beside the device, behind a prefix hit.", kept.queries),
-            (names.EXTERNAL_HITS, "Prompt tokens found there.", outside),
+    def _work(self, work: WorkTotals | None) -> Iterator[Metric]:
+        for name, what, value in (
+            (names.FLOPS, "floating point operations", work and work.flops),
+            (names.READ_BYTES, "bytes read: weights once a step, and the cache", work and work.read_bytes),
+            (names.WRITE_BYTES, "bytes written to the cache", work and work.write_bytes),
         ):
-            family = CounterMetricFamily(name, text, labels=keys)
-            family.add_metric(values, count)
-            yield family
-        text = "Bytes of KV blocks kept beside the device."
-        sizes = GaugeMetricFamily(names.OFFLOAD_BYTES, text, labels=[*keys, "tier"])
-        sizes.add_metric([*values, "host"], kept.host_bytes)
-        sizes.add_metric([*values, "disk"], kept.disk_bytes)
-        yield sizes
+            yield self._make.counter(name, f"Estimated {what} (--enable-mfu-metrics; 0 without it).", value or 0)
 
     def _fallbacks(self, fallbacks: Sequence[FallbackTotals]) -> Iterator[Metric]:
-        keys = [*self._labels, "operator"]
+        keys = [*self._make.labels, "operator"]
         calls = CounterMetricFamily(names.FALLBACK_CALLS, "Calls of an operator placed on the host.", labels=keys)
         seconds = CounterMetricFamily(names.FALLBACK_SECONDS, "Seconds spent in it, copies included.", labels=keys)
         moved = CounterMetricFamily(
             names.FALLBACK_BYTES, "Bytes copied for it; direction is to_host or to_device.", labels=[*keys, "direction"]
         )
         for one in fallbacks:
-            values = [*self._labels.values(), one.operator]
+            values = [*self._make.labels.values(), one.operator]
             calls.add_metric(values, one.calls)
             seconds.add_metric(values, one.seconds)
             moved.add_metric([*values, "to_host"], one.bytes_to_host)

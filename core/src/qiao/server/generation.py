@@ -28,6 +28,7 @@ class RequestClock:
         self._first: float | None = None
         self._last: dict[int, float] = {}
         self._tokens = 0
+        self._cached = 0
         self._lengths = [0] * request.params.n
         self._reasons = dict.fromkeys(range(request.params.n), "abort")
 
@@ -49,6 +50,7 @@ class RequestClock:
             self._metrics.next_token(now - last)
         elif self._first is None:
             self._scheduled = output.scheduled
+            self._cached = output.num_cached_tokens
             self._first = output.first_token or now
             self._metrics.first_token(max(0.0, now - self._request.arrival))
         self._last[output.index] = now
@@ -84,6 +86,7 @@ class RequestClock:
             prefill=prefill,
             decode=None if self._first is None else last - self._first,
             longest=max(self._lengths),
+            cached_tokens=self._cached,
         )
         self._metrics.finished(record)
         if self._tracing is not None:

@@ -138,6 +138,8 @@ def in_background(work: Callable[[], T]) -> asyncio.Future[T]:
 def make_state(client: EnginePool, frontend: Frontend, spec: ModelSpec, info: EngineInfo) -> ServerState:
     """A model's state with its metrics."""
     args = spec.engine
+    kept = bool(args.kv_offloading_size or args.kv_offloading_path)
+    host = int((args.kv_offloading_size or 0.0) * 2**30)
     cache = {
         "block_size": str(info.block_size),
         "num_gpu_blocks": str(info.num_blocks),
@@ -146,6 +148,10 @@ def make_state(client: EnginePool, frontend: Frontend, spec: ModelSpec, info: En
         "enable_prefix_caching": str(args.enable_prefix_caching),
         "cache_dtype": info.kv_cache_dtype or info.dtype,
         "gpu_memory_utilization": str(args.gpu_memory_utilization),
+        "prefix_caching_hash_algo": "sha256" if args.enable_prefix_caching else "None",
+        "num_cpu_blocks": str(host // info.kv_block_bytes if info.kv_block_bytes else 0),
+        "kv_offloading_backend": "native" if kept else "None",
+        "kv_offloading_size": str(args.kv_offloading_size),
     }
     metrics = Metrics(
         spec.name,
