@@ -118,10 +118,16 @@ def record_text(name: str) -> str:
 def metrics_page() -> str:
     """``docs/reference/metrics.md`` from a scrape of an idle server's registry."""
     from prometheus_client.parser import text_string_to_metric_families
-    from qiao.engine.request import EngineStats, FallbackCount
+    from qiao.engine.request import EngineStats, FallbackCount, OffloadStats
     from qiao.observability.metrics import Metrics, ServerMetrics
 
-    stats = EngineStats(utilization=0.0, prompt_budget=0, fallbacks=[FallbackCount("attention")], running_adapters=[])
+    stats = EngineStats(
+        utilization=0.0,
+        prompt_budget=0,
+        fallbacks=[FallbackCount("attention")],
+        running_adapters=[],
+        offload=OffloadStats(),
+    )
     metrics = ServerMetrics()
     metrics.models["m"] = Metrics("m", lambda: [stats], max_model_len=2048, cache_info={"block_size": "16"})
     text, _ = metrics.render()

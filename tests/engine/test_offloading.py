@@ -23,9 +23,11 @@ from qiao.engine.prefix import BlockKey, PrefixCache, block_key, root_digest
 from qiao.engine.tiers import DiskTier, OffloadSizes
 from qiao.errors import ParameterError
 
-from tests.support.engine import Results, TinyModel, make_engine, request, run
+from tests.support.engine import HEAD_DIM, KV_HEADS, LAYERS, Results, TinyModel, make_engine, request, run
 
 BLOCKS, SIZE = 6, 2
+BLOCK_BYTES = 2 * LAYERS * KV_HEADS * HEAD_DIM * 4 * 4
+"""Keys and values of one block of the tiny model: four tokens of float32."""
 
 
 def caches(dtype: torch.dtype = torch.int8) -> list[KVCache]:
@@ -204,6 +206,10 @@ def test_an_answer_after_a_restore_is_bitwise_that_after_a_hit(tier: str, tmp_pa
     assert stats is not None
     assert (stats.host_hits, stats.disk_hits) == ((28, 0) if tier == "host" else (0, 28))
     assert engine.stats().prefix_hits == 0
+    assert stats.load_bytes == stats.load_sizes.sum == stats.load_blocks * BLOCK_BYTES == 7 * BLOCK_BYTES
+    assert stats.load_seconds > 0 and sum(stats.load_sizes.counts) == 1
+    totals = engine.stats()
+    assert (totals.prompt_from_device, totals.prompt_from_outside) == (0, 28)
     for found, wanted in zip(restored.outputs, hit.outputs, strict=True):
         assert (found.token_ids, found.logprobs, found.finish_reason) == (
             wanted.token_ids,
@@ -211,6 +217,13 @@ def test_an_answer_after_a_restore_is_bitwise_that_after_a_hit(tier: str, tmp_pa
             wanted.finish_reason,
         )
         assert found.num_cached_tokens == 28
+
+
+def fetches(engine: Engine) -> tuple[int, ...]:
+    """Waiting requests whose files are not being read yet, are being read, and have been read."""
+    stats = engine.stats().offload
+    assert stats is not None
+    return tuple(stats.fetches[stage] for stage in ("waiting_to_start", "in_progress", "completed_waiting"))
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -234,12 +247,16 @@ def test_answers_go_on_while_files_are_read(damaged: bool, tmp_path: Path, monke
     for _ in range(5):
         assert {output.request_id for output in engine.step()} == {"other"}
     assert engine.stats().waiting == 1
+    assert fetches(engine) == (0, 1, 0)
     may_read.set()
     offload._reader.submit(int).result()
+    assert fetches(engine) == (0, 0, 1)
     assert {output.request_id for output in engine.step()} == {"other", "again"}
     assert run(engine).of("again") == wanted[1:]
     stats = engine.stats().offload
     assert stats is not None and stats.disk_hits == (0 if damaged else 28)
+    assert fetches(engine) == (0, 0, 0) and stats.fetched_blocks == 0
+    assert sum(stats.waits.counts) == 1 and stats.waits.sum > 0
 
 
 def test_files_serve_the_next_engine_and_no_other_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -273,6 +290,43 @@ def test_preemption_brings_blocks_back_instead_of_computing_them(tmp_path: Path)
     assert found.tokens == plain.tokens
     stats = engine.stats()
     assert stats.preemptions and stats.offload is not None and stats.offload.host_hits > 0
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_stores_are_counted_as_they_happen(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the blocks that the copier was asked for; memory for none of them loses them all."""
+    engine = make_engine(num_blocks=12, kv_offloading=OffloadSizes((1 << 20) * kept))
+    assert engine._offload is not None
+    copied: list[int] = []
+    save = engine._offload._copier.save
+    monkeypatch.setattr(engine._offload._copier, "save", lambda blocks: copied.append(len(blocks)) or save(blocks))
+    conversation(engine, "a")
+    crowd_out(engine)
+    conversation(engine, "a")
+    crowd_out(engine)
+    stats, count = engine.stats().offload, sum(copied)
+    assert stats is not None and count > 0
+    assert stats.store_bytes == stats.store_sizes.sum == count * BLOCK_BYTES
+    assert sum(stats.store_sizes.counts) == len(copied) and stats.store_seconds > 0
+    outcomes = stats.save_outcomes
+    assert outcomes["stored" if kept else "dropped_cpu_full"] == count
+    assert outcomes["dropped_cpu_full" if kept else "stored"] == 0
+    assert stats.failures == (0 if kept else count)
+    assert (outcomes["skipped_already_cached"] > 0) == kept, "what came back is still in memory"
+    assert sum(stats.lookups.counts) >= 2
+    totals = engine.stats()
+    assert totals.prompt_tokens == 2 * (31 + 6 * 34)
+    assert (totals.prompt_from_device, totals.prompt_from_outside > 0) == (0, kept)
+
+
+def test_what_the_disk_does_not_take_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qiao.engine.tiers.MOST_PENDING", BLOCK_BYTES - 1)
+    engine = make_engine(num_blocks=12, kv_offloading=OffloadSizes(0, tmp_path, 1 << 20, "x"))
+    conversation(engine, "a")
+    crowd_out(engine)
+    stats = engine.stats().offload
+    assert stats is not None and stats.failures == stats.save_outcomes["dropped_cpu_full"] > 0
+    assert (stats.pending_blocks, stats.disk_bytes, stats.save_outcomes["stored"]) == (0, 0, 0)
 
 
 class Poisoned(TinyModel):

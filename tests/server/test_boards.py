@@ -1,4 +1,4 @@
-"""Boards against a running server: ours, and every name that vLLM's example boards ask for."""
+"""Boards against a running server: ours, and every name and label that vLLM's example boards ask for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from qiao.engine.request import EngineStats
+from qiao.observability.absent import ABSENT
+from qiao.observability.metrics import Metrics, ServerMetrics
 
 from tests.support.server import RunningServer
 from tools.check_board import board_names, check, main, metric_names, served_names
@@ -83,9 +87,52 @@ def test_labels_of_our_board(rand: RunningServer) -> None:
     assert rand.metric("vllm:request_max_num_generation_tokens_sum", model_name="M") >= 2
 
 
+def page_with_all_features() -> str:
+    """A page in this process of an engine with LoRA and guesses, whose series an idle server does not have."""
+    stats = EngineStats(running_adapters=[], accepted_per_position=[1])
+    page = ServerMetrics()
+    page.models["M"] = Metrics("M", lambda: [stats], max_model_len=512, cache_info={}, max_loras=2)
+    return page.render()[0].decode()
+
+
 @pytest.mark.parametrize("name", THEIRS["boards"])
 def test_their_boards(rand: RunningServer, name: str) -> None:
-    served = served_names(rand.http().get("/metrics").text)
+    """Every name, and on its series every label that the board filters or groups by."""
+    pages = [rand.http().get("/metrics").text, page_with_all_features()]
     asked = THEIRS["boards"][name]
     assert asked
-    assert [one for one in asked if one not in served] == []
+    assert [one for one in asked if one not in served_names(pages[0])] in ([], ["vllm:lora_requests_info"])
+    series = [sample for page in pages for family in text_string_to_metric_families(page) for sample in family.samples]
+    for metric, labels in asked.items():
+        found = [set(sample.labels) for sample in series if sample.name == metric]
+        assert found, f"no series of {metric}"
+        assert any(set(labels) <= one for one in found), f"{metric} has {found[0]}, the board asks for {labels}"
+
+
+def test_what_is_not_there_is_zero_and_says_so() -> None:
+    families = {one.name: one for one in text_string_to_metric_families(page_with_all_features())}
+    for one in ABSENT:
+        family = families[one.name]
+        assert family.documentation.startswith("Always 0: ") and one.why in family.documentation
+        assert {sample.value for sample in family.samples} == {0.0}
+        assert {sample.labels.get("operation", "") for sample in family.samples} == set(one.operations or [""])
+
+
+def test_cache_settings_are_labels(rand: RunningServer) -> None:
+    """The ``rand`` server has a prefix cache and keeps nothing beside the device."""
+    given = {"prefix_caching_hash_algo": "sha256", "num_cpu_blocks": "0", "num_gpu_blocks": "64"}
+    off = {"kv_offloading_backend": "None", "kv_offloading_size": "None"}
+    assert rand.metric("vllm:cache_config_info", **given, **off) == 1
+
+
+def test_prompt_tokens_by_source_add_up(rand: RunningServer) -> None:
+    prompt = "a prompt of more than two blocks of sixteen bytes"
+    for _ in range(2):
+        rand.openai().completions.create(model="M", prompt=prompt, max_tokens=1)
+    rand.wait_for(lambda: rand.metric("vllm:num_requests_running") == 0)
+    by_source = "vllm:prompt_tokens_by_source_total"
+    assert rand.metric(by_source, source="local_cache_hit") >= 32
+    assert rand.metric(by_source, source="external_kv_transfer") == 0
+    assert rand.metric(by_source) == rand.metric("vllm:prompt_tokens_total")
+    computed = rand.metric("vllm:request_prefill_kv_computed_tokens_sum")
+    assert 0 < computed <= rand.metric("vllm:request_prompt_tokens_sum") - 32

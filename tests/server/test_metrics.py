@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
-from qiao.engine.request import EngineStats, FallbackCount, OffloadStats
+from qiao.engine.request import EngineStats, FallbackCount, Histogram, OffloadStats, ResidencyStats, WorkStats
 from qiao.observability.metrics import FinishedRequest, Metrics, ServerMetrics
 
 STATS = EngineStats(
@@ -26,7 +26,35 @@ STATS = EngineStats(
     draft_tokens=15,
     accepted_tokens=7,
     accepted_per_position=[4, 3],
-    offload=OffloadStats(queries=75, host_hits=30, disk_hits=10, host_bytes=512, host_capacity=2048, disk_bytes=4096),
+    prompt_from_device=20,
+    prompt_from_outside=12,
+    offload=OffloadStats(
+        queries=75,
+        host_hits=30,
+        disk_hits=10,
+        host_bytes=512,
+        host_capacity=2048,
+        disk_bytes=4096,
+        store_bytes=6_000_000,
+        store_seconds=0.5,
+        store_sizes=Histogram([1, 1, *[0] * 9], 6_000_000),
+        load_bytes=2000,
+        load_seconds=0.25,
+        load_sizes=Histogram([2, *[0] * 10], 2000),
+        load_blocks=4,
+        lookups=Histogram([*[0] * 11, 3], 6.0),
+        waits=Histogram([0, 5, *[0] * 10], 0.001),
+        save_outcomes={"stored": 9, "dropped_cpu_full": 2},
+        failures=2,
+        pending_blocks=3,
+        pending_bytes=300,
+        fetched_blocks=1,
+        fetched_bytes=100,
+        transfer_capacity=1000,
+        fetches={"in_progress": 1},
+    ),
+    residency=ResidencyStats(lifetime=Histogram([*[0] * 21, 2], 5000.0)),
+    work=WorkStats(flops=1000, read_bytes=2000, write_bytes=30),
     fallbacks=[FallbackCount("attention", 7, 100, 200, 1.5)],
 )
 
@@ -88,6 +116,36 @@ def test_gauges_counters_and_their_old_names() -> None:
     assert got["vllm:cache_config_info|16|10"] == 1
 
 
+def test_the_cache_beside_the_device() -> None:
+    got = samples(make())
+    sources = "vllm:prompt_tokens_by_source_total|"
+    assert got[sources + "local_cache_hit"] == 20 and got[sources + "external_kv_transfer"] == 12
+    assert got[sources + "local_compute"] == 50 - 32
+    kv = "vllm:kv_offload_"
+    assert (got[kv + "store_bytes_total"], got[kv + "store_time_total"]) == (6_000_000, 0.5)
+    assert (got[kv + "load_bytes_total"], got[kv + "load_time_total"]) == (2000, 0.25)
+    assert (got[kv + "store_size_count"], got[kv + "store_size_bucket|1e+06"]) == (2, 1)
+    assert (got[kv + "load_size_sum"], got[kv + "load_size_count"]) == (2000, 2)
+    assert (got[kv + "lookup_sync_delay_seconds_bucket|1.0"], got[kv + "lookup_sync_delay_seconds_count"]) == (0, 3)
+    assert got[kv + "lookup_async_delay_seconds_bucket|0.0005"] == 5
+    assert got[kv + "allocation_failure_total"] == 2
+    usage = [got[f"{kv}cpu_cache_{part}usage_perc"] for part in ("write_", "read_", "")]
+    assert usage == [0.3, 0.1, 0.4]
+    simple = "vllm:simple_kv_offload_"
+    assert got[simple + "save_outcomes_total|stored"] == 9
+    assert got[simple + "save_outcomes_total|skipped_in_flight"] == 0
+    assert (got[simple + "used_blocks"], got[simple + "pending_store_blocks"]) == (4, 3)
+    assert got[simple + "load_blocks_total|completed"] == 4
+    assert got["vllm:num_requests_kv_fetch_by_stage|in_progress"] == 1
+    assert got["vllm:num_requests_kv_fetch_by_stage|waiting_to_start"] == 0
+    assert got["vllm:kv_block_lifetime_seconds_count"] == 2 and got["vllm:kv_block_reuse_gap_seconds_count"] == 0
+    assert [got[f"vllm:estimated_{what}_per_gpu_total"] for what in ("flops", "read_bytes", "write_bytes")] == [
+        1000,
+        2000,
+        30,
+    ]
+
+
 def test_requests_are_counted() -> None:
     metrics = make()
     metrics.first_token(0.2)
@@ -104,6 +162,7 @@ def test_requests_are_counted() -> None:
             prefill=0.1,
             decode=1.0,
             longest=16,
+            cached_tokens=3,
         )
     )
     metrics.rejected()
@@ -115,6 +174,7 @@ def test_requests_are_counted() -> None:
     assert got["vllm:inter_token_latency_seconds_sum"] == got["vllm:time_per_output_token_seconds_sum"] == 0.02
     assert got["vllm:request_time_per_output_token_seconds_sum"] == 0.1  # 1 s over the ten tokens after the first
     assert got["vllm:request_max_num_generation_tokens_sum"] == 16
+    assert got["vllm:request_prefill_kv_computed_tokens_sum"] == 2
     assert got["vllm:e2e_request_latency_seconds_sum"] == 1.2
     assert got["vllm:request_inference_time_seconds_sum"] == 1.1
     assert got["vllm:admission_rejections_total|max_num_queued_reqs"] == 1

@@ -59,6 +59,7 @@ from qiao.registry import (
     make_plan,
     to_dequantize,
 )
+from qiao.registry.pricing import weight_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -479,7 +480,7 @@ def _engine_config(
         most_drafting=ahead.disable_by_batch_size or args.max_num_seqs,
         max_loras=args.max_loras if args.enable_lora else 0,
         residency_sample=args.kv_cache_metrics_sample if args.kv_cache_metrics else 0.0,
-        estimate_work=args.enable_mfu_metrics,
+        weight_sizes=tuple(weight_bytes(line, shape) for line in shape.linears) if args.enable_mfu_metrics else (),
     )
 
 

@@ -36,7 +36,8 @@ class EngineConfig:
     ``prompt_lookup_max`` tokens; nobody drafts while more than ``most_drafting`` answers run. ``kv_offloading`` is
     where evicted blocks of the prefix cache are kept, None for nowhere. A step mixes at most ``max_loras`` LoRA
     adapters; 0 means that there are none. Of the allocated blocks a share ``residency_sample`` is timed (see
-    ``qiao.engine.residency``), and ``estimate_work`` counts operations and bytes (see ``qiao.engine.work``).
+    ``qiao.engine.residency``). With ``weight_sizes``, bytes of each of the model's linear layers, work is estimated
+    (see ``qiao.engine.work``).
 
     Raises ``ParameterError`` naming the field.
     """
@@ -65,7 +66,7 @@ class EngineConfig:
     kv_offloading: OffloadSizes | None = None
     max_loras: int = 0
     residency_sample: float = 0.0
-    estimate_work: bool = False
+    weight_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:

@@ -8,7 +8,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
-from copy import copy
+from copy import copy, deepcopy
 from heapq import heappop, heappush
 
 import numpy as np
@@ -77,7 +77,7 @@ class Engine:
         keep = None if self._offload is None else self._offload.save
         residency = Residency(config.residency_sample) if config.residency_sample else None
         self._blocks = BlockManager(config.num_blocks, config.block_size, cache, keep, residency)
-        self._work = WorkEstimate(model.shape) if config.estimate_work else None
+        self._work = WorkEstimate(model.shape, sizes, config.dtype.itemsize) if (sizes := config.weight_sizes) else None
         self._scheduler = Scheduler(
             config, self._blocks, self._rows, self._runner.sampler.join, self._drafter, self._offload
         )
@@ -458,8 +458,8 @@ class Engine:
         totals.accepted_per_position = list(counts.per_position)
         if self._offload is not None:
             totals.offload = self._offload.stats()
-        totals.residency = None if self._blocks.residency is None else self._blocks.residency.stats
-        totals.work = None if self._work is None else self._work.stats
+        totals.residency = None if self._blocks.residency is None else deepcopy(self._blocks.residency.stats)
+        totals.work = None if self._work is None else copy(self._work.stats)
         totals.fallbacks = list(self._fallback_counts())
         if self._adapters is not None:
             totals.running_adapters = names_of(scheduler.running)

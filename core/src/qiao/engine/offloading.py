@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import copy
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -64,7 +64,8 @@ class BlockCopier:
 
 
 class Offload:
-    """The tiers of one engine. ``hits`` are tokens that came back, by tier, and ``queries`` those asked for.
+    """The tiers of one engine. ``hits`` are tokens that came back, by tier, and ``queries`` those asked for. ``clock``
+    is in seconds.
 
     Files are read on a thread of their own, for one run of keys at a time, whose contents lie in memory until ``load``.
     """
@@ -246,7 +247,7 @@ class Offload:
 
     def stats(self) -> OffloadStats:
         """Totals and sizes now."""
-        found = copy(self._counts)
+        found = deepcopy(self._counts)
         found.queries = self.queries
         found.host_hits, found.disk_hits = self.hits["host"], self.hits["disk"]
         found.host_bytes = self.host.used

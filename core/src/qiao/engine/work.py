@@ -9,20 +9,24 @@ embeddings, norms, LoRA adapters, a draft model, and prompt positions that logit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from qiao.contract import LinearShape, ModelShape
 from qiao.engine.request import WorkStats
 from qiao.engine.scheduler import Step
-from qiao.registry.pricing import element_size, weight_bytes
 
 
 class WorkEstimate:
-    """Totals over steps of a model of ``shape``."""
+    """Totals over steps of a model of ``shape``.
 
-    def __init__(self, shape: ModelShape) -> None:
+    ``sizes`` are the bytes of the weights of each of its linear layers, ``element`` those of a number in the cache.
+    """
+
+    def __init__(self, shape: ModelShape, sizes: Sequence[int], element: int) -> None:
         routed = max(1, shape.experts_per_token) * shape.num_layers
         self._token_flops = self._row_flops = 0
         self._bytes: list[tuple[int, LinearShape]] = []
-        for line in shape.linears:
+        for line, packed in zip(shape.linears, sizes, strict=True):
             one = 2 * line.in_features * line.out_features
             if line.rows == "T":
                 self._token_flops += one * line.count
@@ -31,15 +35,19 @@ class WorkEstimate:
             elif line.rows == "N":
                 self._row_flops += one * line.count
             if line.rows != "L":
-                self._bytes.append((weight_bytes(line, shape), line))
+                self._bytes.append((packed, line))
         self._routed = routed
-        size, scale = element_size(shape.cache_dtype), shape.kv_scale_bytes
+        scale = shape.kv_scale_bytes
         self._attention = [
-            (4 * a.count * a.num_heads * a.head_dim, 2 * a.count * a.num_kv_heads * (a.head_dim * size + scale), window)
+            (
+                4 * a.count * a.num_heads * a.head_dim,
+                2 * a.count * a.num_kv_heads * (a.head_dim * element + scale),
+                window,
+            )
             for a in shape.attention
             for window in (a.sliding_window or shape.max_position,)
         ]
-        self._written = shape.kv_bytes_per_token(size)
+        self._written = shape.kv_bytes_per_token(element)
         self.stats = WorkStats()
 
     def add(self, step: Step) -> None:

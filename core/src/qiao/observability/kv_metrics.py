@@ -142,11 +142,12 @@ def _tiers(make: Families, kept: OffloadTotals | None) -> Iterator[Metric]:
     writing, reading = (0, 0) if kept is None else (kept.pending_bytes, kept.fetched_bytes)
     room = 1 if kept is None else kept.transfer_capacity
     for name, what, count in (
-        (names.PINNED, "on their way to files and back", writing + reading),
-        (names.PINNED_WRITE, "waiting to be written to files; at 1 they are lost", writing),
-        (names.PINNED_READ, "read from files for a request that has not started", reading),
+        (names.PINNED, "Bytes on their way to files and back", writing + reading),
+        (names.PINNED_WRITE, "Bytes waiting to be written to files", writing),
+        (names.PINNED_READ, "Bytes read from files for a request that has not started", reading),
     ):
-        yield make.gauge(name, f"Bytes {what}, as a share of those that may wait to be written.", count / room)
+        text = f"{what}, as a share of those that may wait to be written; what finds no room there is lost."
+        yield make.gauge(name, text, count / room)
     outcomes = dict.fromkeys(names.SAVE_OUTCOMES, 0) | ({} if kept is None else kept.save_outcomes)
     yield make.counter(
         names.SAVES, "Evicted KV blocks by what became of them; others are always 0.", outcomes, "outcome"
