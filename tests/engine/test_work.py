@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from qiao.build import build_engine
 from qiao.config import EngineArgs
 from qiao.engine.work import pairs
+from qiao.errors import ParameterError
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.checkpoints import rand_checkpoint
@@ -63,5 +64,20 @@ def test_operations_and_bytes_of_an_answer(family: dict[str, object], tmp_path: 
 def test_nothing_is_estimated_unless_asked_for(tmp_path: Path) -> None:
     folder = rand_checkpoint(tmp_path / "model")
     built = build_engine(EngineArgs(model=str(folder), num_gpu_blocks_override=8, device="cpu"))
-    assert built.engine.stats().work is None
+    assert built.engine.stats().work is None and built.engine.config.residency_sample == 0.0
     assert built.info.kv_block_bytes == BLOCK * 2 * 2 * 32 * 4
+
+
+@pytest.mark.parametrize("given", [None, 0.5])
+def test_blocks_are_timed_by_flag(given: float | None, tmp_path: Path) -> None:
+    more = {} if given is None else {"kv_cache_metrics_sample": given}
+    args = EngineArgs(model=str(rand_checkpoint(tmp_path)), num_gpu_blocks_override=8, kv_cache_metrics=True, **more)
+    engine = build_engine(args).engine
+    assert engine.config.residency_sample == (given or 0.01), "vLLM's default is a hundredth"
+    assert engine.stats().residency is not None
+
+
+@pytest.mark.parametrize("sample", [0.0, 1.5, True, "all"])
+def test_a_wrong_sample_is_named(sample: object) -> None:
+    with pytest.raises(ParameterError, match=r"kv_cache_metrics_sample: must be a number in \(0, 1\]"):
+        EngineArgs(model="M", kv_cache_metrics_sample=sample)  # type: ignore[arg-type]

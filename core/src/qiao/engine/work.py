@@ -53,13 +53,13 @@ class WorkEstimate:
     def add(self, step: Step) -> None:
         """Count ``step``, whose sequences have not been advanced yet."""
         stats, rows = self.stats, 0
-        for seq, count in zip(step.seqs, step.counts, strict=True):
-            start = seq.num_computed
+        spans = [(seq.num_computed, count) for seq, count in zip(step.seqs, step.counts, strict=True)]
+        for seq, (start, count) in zip(step.seqs, spans, strict=True):
             if start + count >= len(seq.tokens):
                 rows += 1 + len(seq.draft)
-            for flops, size, window in self._attention:
-                stats.flops += flops * pairs(start, count, window)
-                stats.read_bytes += size * min(start + count, window + count - 1)
+        for flops, size, window in self._attention:
+            stats.flops += flops * sum(pairs(start, count, window) for start, count in spans)
+            stats.read_bytes += size * sum(min(start + count, window + count - 1) for start, count in spans)
         tokens = step.num_tokens
         stats.flops += tokens * self._token_flops + rows * self._row_flops
         stats.read_bytes += sum(self._read(size, line, tokens, rows) for size, line in self._bytes)
@@ -73,5 +73,7 @@ class WorkEstimate:
 
 def pairs(start: int, count: int, window: int) -> int:
     """How many tokens the ``count`` after ``start`` attend to, themselves included, at most ``window`` each."""
+    if count == 1:
+        return min(start + 1, window)
     growing = min(count, max(0, window - start))
     return growing * start + growing * (growing + 1) // 2 + (count - growing) * window
