@@ -167,6 +167,10 @@ def test_config_file_and_the_command_line_over_it(tmp_path: Path) -> None:
         (["M", "--ssl-ca-certs", "ca.pem"], "ssl_ca_certs: clients show certificates over TLS only"),
         (["M", "--revision", "v1", "--tokenizer-revision", "v2"], "tokenizer_revision: needs tokenizer"),
         (["M", "--config", "nowhere.yaml"], "--config: cannot read"),
+        (["M", "--shutdown-timeout", "nan"], "shutdown_timeout: must be 0 to 86400"),
+        (["M", "--shutdown-timeout", "inf"], "shutdown_timeout: must be 0 to 86400"),
+        (["M", "--sse-keep-alive-interval", "nan"], "sse_keep_alive_interval: must be 0"),
+        (["M", "--kv-offloading-size", "inf"], "kv_offloading_size: must be GiB"),
     ],
 )
 def test_mistakes_name_the_flag(argv: list[str], text: str) -> None:
@@ -196,3 +200,14 @@ def test_adapters_in_every_spelling(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("enable-lora: true\nlora-modules:\n- a=/a\n- name: b\n  path: /b\n")
     assert parse(["M", "--config", str(file)]).engine.lora_modules == ("a=/a", two)
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    """YAML's own rule is that the last one wins: one of two lists of models would go unseen."""
+    file = tmp_path / "serve.yaml"
+    file.write_text("model: M\nport: 1\nhf-overrides: {a: {b: 1}, c: {b: 2}}\n")
+    assert parse(["--config", str(file)]).setup.server.port == 1
+    for text in ("port: 1\nmodel: M\nport: 2\n", "model: M\nhf-overrides: {a: {b: 1, b: 2}}\n"):
+        file.write_text(text)
+        with pytest.raises(ParameterError, match="stands twice"):
+            parse(["--config", str(file)])

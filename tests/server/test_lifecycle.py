@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -18,6 +20,9 @@ import httpx
 import openai
 import psutil
 import pytest
+from qiao.errors import ParameterError
+from qiao.server.args import ServerArgs
+from qiao.server.start import check_tls
 
 from tests.support.server import DIE, RunningServer, chain, scripted
 
@@ -183,3 +188,40 @@ def test_keys_do_not_reach_the_log(rand_folder: Path) -> None:
         _, log = process.communicate(timeout=180)
     assert process.returncode == 2
     assert "sk-hidden" not in log
+
+
+def certificate(folder: Path, name: str) -> tuple[str, str]:
+    """A certificate of its own and its key, as files."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    subprocess.run([*words, "-keyout", str(key), "-out", str(cert), *subject], check=True, capture_output=True)
+    return str(cert), str(key)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+def test_tls_files_are_tried_before_a_model_loads_and_then_used(rand_folder: Path, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "one")
+    _, other = certificate(tmp_path, "two")
+    bad, locked = tmp_path / "bad.pem", tmp_path / "locked.key"
+    bad.write_text("nonsense")
+    lock = ["openssl", "ec", "-aes128", "-passout", "pass:secret", "-in", key, "-out", str(locked)]
+    subprocess.run(lock, check=True, capture_output=True)
+    good = {"ssl_certfile": cert, "ssl_keyfile": key, "ssl_ca_certs": cert}
+    check_tls(ServerArgs(**good))
+    check_tls(ServerArgs())
+    for field, value, text in [
+        ("ssl_certfile", "missing.pem", "--ssl-certfile: cannot use missing.pem: No such file"),
+        ("ssl_certfile", str(tmp_path), "--ssl-certfile: cannot use .*: Is a directory"),
+        ("ssl_keyfile", "missing.key", "--ssl-keyfile: cannot use missing.key: No such file"),
+        ("ssl_keyfile", str(bad), "--ssl-keyfile: cannot use .*; it must be PEM"),
+        ("ssl_keyfile", other, "--ssl-keyfile: cannot use .*KEY_VALUES_MISMATCH"),
+        ("ssl_keyfile", str(locked), "--ssl-keyfile: cannot use .* passphrase"),
+        ("ssl_ca_certs", str(bad), "--ssl-ca-certs: cannot use .*; it must be PEM"),
+    ]:
+        with pytest.raises(ParameterError, match=text):
+            check_tls(ServerArgs(**{**good, field: value}))
+    with scripted("--ssl-certfile", cert, "--ssl-keyfile", key, model=rand_folder) as running:
+        assert running.url.startswith("https://")
+        with httpx.Client(verify=ssl.create_default_context(cafile=cert), trust_env=False) as client:
+            assert client.get(running.url + "/health").status_code == 200

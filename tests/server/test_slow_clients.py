@@ -140,6 +140,30 @@ def test_without_a_bound_the_server_waits() -> None:
     talk(late, 0.0)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 20.0])
+@pytest.mark.parametrize("head", [b"GET /" + b"a" * 200_000, b"GET / HTTP/1.1\r\nX: " + b"y" * 10**6, b"X: y\r\n"])
+def test_a_head_without_end_is_refused(head: bytes, seconds: float) -> None:
+    """httptools keeps whatever comes, and takes quadratic time for one long value."""
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines = head * 20_000 if len(head) < 10 else head
+        writer.write((b"GET / HTTP/1.1\r\n" if len(head) < 10 else b"") + lines)
+        status, body = await answer(reader)
+        assert (status, ErrorBody.model_validate(body).error.code) == (431, "request_header_fields_too_large")
+
+    talk(flood, seconds)
+
+
+def test_large_heads_below_the_bound_pass() -> None:
+    async def large(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for size in (6, 1000):
+            head = HEAD.replace(b" 6", b" %d" % size).replace(b"Host", b"X: " + b"y" * 60_000 + b"\r\nHost")
+            writer.write(head + b"a" * size)
+            assert await answer(reader) == (200, size)
+
+    talk(large, 20.0)
+
+
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_the_bound_is_a_time(seconds: float) -> None:
     with pytest.raises(ParameterError, match="request_read_timeout"):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qiao.cli.main import main
 from qiao.errors import ParameterError
+from qiao.observability import audit
 from qiao.observability.audit import AuditLog, parts, verify
 from qiao.observability.redaction import MARK, RULES, Redaction
 
@@ -175,6 +180,126 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     change(path, lambda lines: [lines[0], lines[2]])
     assert run()[0] == 1
     assert run("--json")[0] == 1
+
+
+def on_disk(log: AuditLog, path: Path, lines: int) -> None:
+    """Wait until ``path`` holds ``lines`` lines."""
+    end = time.monotonic() + 30
+    while path.read_bytes().count(b"\n") < lines or log._waiting:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "RETRY_SECONDS", 0.01)
+
+
+@pytest.fixture
+def full_at() -> Iterator[Callable[[int], None]]:
+    """Makes every file end at a size, as on a full disk: what fits of a write is written, and then it fails."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def failed(caplog: pytest.LogCaptureFixture, times: int) -> None:
+    end = time.monotonic() + 30
+    while sum("cannot be written" in r.getMessage() for r in caplog.records) < times:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_full_disk_loses_and_repeats_nothing(
+    tmp_path: Path, full_at: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.jsonl"
+    log = AuditLog(path)
+    log.write({"who": 0})
+    on_disk(log, path, 1)
+    full_at(path.stat().st_size + 50)
+    for i in range(1, 6):
+        log.write({"who": i})
+    failed(caplog, 3)
+    full_at(10**9)
+    log.write({"who": 6})
+    log.close()
+    verdict = verify(path)
+    assert (verdict.problems, verdict.lines) == ([], 7)
+    assert [json.loads(line)["who"] for line in path.read_bytes().splitlines()] == list(range(7))
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("name", ["rename", "replace", "chmod"])
+def test_a_folder_that_refuses_for_a_while_stops_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While files change, and when ``FILE.head`` is written: the disk takes lines and not their head."""
+    path = tmp_path / "a.jsonl"
+    log = AuditLog(path, max_bytes=300)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "read-only")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(audit.os, name, refuse)
+        for i in range(6):
+            log.write({"who": i, "note": "x" * 50})
+        failed(caplog, 3)
+    log.close()
+    verdict = verify(path)
+    assert (verdict.problems, verdict.lines) == ([], 6)
+    assert len(parts(path)) == 6
+
+
+def test_a_log_has_one_writer(tmp_path: Path) -> None:
+    """Two would each go on from the same line. Also after a change of files."""
+    path = tmp_path / "a.jsonl"
+    log = AuditLog(path, max_bytes=10)
+    for _ in range(2):
+        with pytest.raises(ParameterError, match="another server writes it"):
+            AuditLog(path)
+        log.write({})
+        log.write({})
+        on_disk(log, path, 1)
+    log.close()
+    AuditLog(path).close()
+
+
+def test_a_restart_does_not_hide_that_lines_were_cut_off(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", 5)
+    change(path, lambda lines: lines[:-2])
+    written(path, 2)
+    assert verify(path).problems == ["a.jsonl:4: line 6 follows line 3: removed, added or moved"]
+
+
+def test_what_does_not_fit_the_memory_is_told_in_the_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "MOST_WAITING", 5000)
+    path, go = tmp_path / "a.jsonl", Event()
+    log = AuditLog(path)
+    log.write({"who": 0}, lambda: {"waited": go.wait(30)})
+    for i in range(1, 8):
+        log.write({"who": i})
+    go.set()
+    log.close()
+    entries = [json.loads(line) for line in path.read_bytes().splitlines()]
+    assert [e.get("who") for e in entries] == [0, 1, 2, 3, None]
+    assert entries[0]["waited"] is True
+    assert (entries[-1]["event"], entries[-1]["records"]) == ("lost", 4)
+    assert verify(path).problems == []
+
+
+def test_odd_names_and_texts(tmp_path: Path) -> None:
+    """A name that is a pattern, and half a character, which JSON can hold and UTF-8 cannot."""
+    path = tmp_path / "a[1].jsonl"
+    log = AuditLog(path, max_bytes=10)
+    for text in ("\ud800", "桥", "\udfff"):
+        log.write({"text": text})
+    log.close()
+    assert (verify(path).problems, verify(path).lines, len(parts(path))) == ([], 3, 3)
+    assert [json.loads(p.read_text(encoding="utf-8"))["text"] for p in parts(path)] == ["\ud800", "桥", "\udfff"]
 
 
 @pytest.mark.parametrize(

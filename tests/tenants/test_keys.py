@@ -145,6 +145,20 @@ def test_a_file_that_cannot_be_written_loses_no_tokens(store: KeyStore, tmp_path
     assert DailyUsage(store).total("acme") == 11
 
 
+def test_a_file_that_is_gone_is_not_made_anew(store: KeyStore) -> None:
+    """An empty one in its place would close the server to everybody at its next start, or hide a moved one."""
+    store.put_tenant(Tenant(name="acme"))
+    usage = DailyUsage(store)
+    usage.add("acme", 5)
+    store.path.rename(store.path.with_suffix(".moved"))
+    with pytest.raises(ParameterError, match="--keys: cannot use"):
+        usage.flush()
+    assert not store.path.exists()
+    store.path.with_suffix(".moved").rename(store.path)
+    usage.flush()
+    assert usage.total("acme") == 5
+
+
 def test_flushing_beside_counting_loses_nothing(store: KeyStore) -> None:
     usage = DailyUsage(store)
     stop = threading.Event()

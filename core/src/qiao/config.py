@@ -232,7 +232,9 @@ class EngineArgs:
     def _check_offloading(self) -> None:
         for name in ("kv_offloading_size", "kv_offloading_disk_size"):
             size = getattr(self, name)
-            if size is not None and (isinstance(size, bool) or not isinstance(size, int | float) or not size >= 0.0):
+            if size is not None and (
+                isinstance(size, bool) or not isinstance(size, int | float) or not 0.0 <= size < 2**30
+            ):
                 raise ParameterError(name, f"must be GiB, 0 or more, got {size!r}")
         if (self.kv_offloading_size or self.kv_offloading_path) and not self.enable_prefix_caching:
             raise ParameterError("kv_offloading_size", "needs prefix caching: it keeps what that evicts")

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 _ABANDONED_SECONDS = 600.0
 """A file that is being written for so long belongs to a process that has ended."""
 
+_WARN_SECONDS = 60.0
+
 Content = npt.NDArray[np.uint8]
 """Keys and values of one block over all layers, as bytes [n]."""
 
@@ -132,6 +134,7 @@ class DiskTier:
         self._failures = 0
         self._lock = Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-disk")
+        self._told: dict[str, tuple[float, int]] = {}
         self._trim()
 
     @property
@@ -194,7 +197,7 @@ class DiskTier:
         except OSError as error:
             content, problem = None, str(error)
         if content is None:
-            logger.warning("the KV block in %s is not used: %s", path, problem)
+            self._warn("a KV block is not used", path, problem)
             self.drop(key)
         return content
 
@@ -216,6 +219,17 @@ class DiskTier:
     def flush(self) -> None:
         """Return once everything that waits has been written."""
         self._thread.submit(int).result()
+
+    def _warn(self, what: str, path: Path, problem: str) -> None:
+        """Log once in ``_WARN_SECONDS``: on a full disk each block would have a line."""
+        now = time.monotonic()
+        with self._lock:
+            last, more = self._told.get(what, (float("-inf"), 0))
+            silent = now - last < _WARN_SECONDS
+            self._told[what] = (last, more + 1) if silent else (now, 0)
+        if not silent:
+            also = f" ({more} more since the last such line)" if more else ""
+            logger.warning("%s: %s: %s%s", what, path, problem, also)
 
     def _unlink(self, names: list[str]) -> None:
         for name in names:
@@ -243,7 +257,7 @@ class DiskTier:
                 file.write(data)
             partial.replace(path)
         except OSError as error:
-            logger.warning("a KV block cannot be written to %s: %s", path, error)
+            self._warn("a KV block cannot be written", path, str(error))
             data = b""
             self._failures += 1
             with suppress(OSError):

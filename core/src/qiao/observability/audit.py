@@ -9,6 +9,8 @@ the variable ``QIAO_AUDIT_KEY`` is set, so that whoever can write the file but h
 from __future__ import annotations
 
 import contextlib
+import errno
+import glob
 import hashlib
 import hmac
 import json
@@ -16,12 +18,18 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from qiao.errors import ParameterError
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: two servers with one log are not told apart there
+    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +39,17 @@ FIRST = "0" * 64
 
 RETRY_SECONDS = 1.0
 
+MOST_WAITING = 256 << 20
+"""Bytes that may wait for a disk that refuses or is slow, about; what comes beyond is lost, and the chain says so."""
+
+_RECORD_BYTES = 1024
+"""What a record takes in memory without its contents, about."""
+
 
 def line_hash(body: Mapping[str, Any], key: bytes) -> str:
     """Of a line without its ``hash``, which has the hash of the line before in ``prev``."""
-    text = json.dumps(body, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    plain = json.dumps(body, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    text = plain.encode("utf-8", "surrogatepass")
     return hmac.new(key, text, hashlib.sha256).hexdigest() if key else hashlib.sha256(text).hexdigest()
 
 
@@ -45,7 +60,7 @@ def audit_key(environment: Mapping[str, str] = os.environ) -> bytes:
 
 def parts(path: Path) -> list[Path]:
     """The files of a log, oldest first, the one that is written last."""
-    old = sorted(p for p in path.parent.glob(path.name + ".*") if p.suffix[1:].isdigit())
+    old = sorted(p for p in path.parent.glob(glob.escape(path.name) + ".*") if p.suffix[1:].isdigit())
     return [*old, path] if path.exists() else old
 
 
@@ -55,25 +70,33 @@ class _Line(NamedTuple):
     text: bytes
 
 
+class _Record(NamedTuple):
+    facts: dict[str, Any]
+    content: Callable[[], dict[str, Any]] | None
+    size: int
+
+
 class AuditLog:
     """Writes on a thread of its own: ``write`` never waits for the disk. ``close`` returns once all is on disk.
 
     A disk that refuses is tried again until it takes the lines or ``close`` gives up; then they are in the server's
-    log. Raises ``ParameterError`` where the file cannot be had.
+    log. One process writes a log at a time. Raises ``ParameterError`` where the file cannot be had.
     """
 
     def __init__(self, path: str | Path, max_bytes: int = 100 * 2**20, key: bytes = b"") -> None:
         self._path = Path(path)
         self._max_bytes = max_bytes
         self._key = key
-        self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._records: queue.SimpleQueue[_Record | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting = self._lost = 0
         self._closing = threading.Event()
         try:
-            self._number, self._last, torn = _last_line(self._path)
-            self._file = open(self._path, "ab")  # noqa: SIM115 - kept open
-            os.chmod(self._path, 0o600)
+            self._file = self._opened()
+            self._number, self._last, torn = _continued(self._path)
             if torn:
                 self._file.write(b"\n")
+            self._size = os.fstat(self._file.fileno()).st_size
         except OSError as error:
             raise ParameterError("--audit-log", f"cannot write {path}: {error.strerror}") from None
         if torn:
@@ -81,80 +104,140 @@ class AuditLog:
         self._thread = threading.Thread(target=self._run, name="audit")
         self._thread.start()
 
-    def write(self, record: dict[str, Any]) -> None:
-        """Append a record, which must be JSON."""
-        self._lines.put(record)
+    def write(
+        self, facts: dict[str, Any], content: Callable[[], dict[str, Any]] | None = None, content_bytes: int = 0
+    ) -> None:
+        """Append a record, which must be JSON. ``content`` is called on the thread for what takes long to find out;
+        ``content_bytes`` is what it holds in memory.
+        """
+        record = _Record(facts, content, _RECORD_BYTES + content_bytes)
+        with self._lock:
+            if self._waiting and self._waiting + record.size > MOST_WAITING:
+                self._lost += 1
+                return
+            self._waiting += record.size
+        self._records.put(record)
 
     def close(self) -> None:
         """Write all that was handed over, and end."""
         self._closing.set()
-        self._lines.put(None)
+        self._records.put(None)
         self._thread.join()
         self._file.close()
 
+    def _opened(self) -> FileIO:
+        """The file to append to, which no other process may write. Raises ``OSError``."""
+        file = open(self._path, "ab", buffering=0)  # noqa: SIM115 - kept open
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.chmod(self._path, 0o600)
+        except BlockingIOError:
+            file.close()
+            raise OSError(errno.EBUSY, "another server writes it; give each server a log of its own") from None
+        except OSError:
+            file.close()
+            raise
+        return file
+
     def _run(self) -> None:
         while True:
-            batch = [self._lines.get()]
+            batch = [self._records.get()]
             with contextlib.suppress(queue.Empty):
                 while batch[-1] is not None:
-                    batch.append(self._lines.get_nowait())
-            self._write_all([record for record in batch if record is not None])
+                    batch.append(self._records.get_nowait())
+            found = [record for record in batch if record is not None]
+            self._write_all([self._chained(self._told(record)) for record in found])
+            with self._lock:
+                self._waiting -= sum(record.size for record in found)
+                lost, self._lost = self._lost, 0
+            if lost:
+                logger.error("%d records did not get into the audit log: too many waited for the disk", lost)
+                self._write_all([self._chained({"event": "lost", "records": lost})])
             if batch[-1] is None:
                 return
 
-    def _write_all(self, records: Sequence[dict[str, Any]]) -> None:
-        lines = [self._chained(record) for record in records]
+    def _told(self, record: _Record) -> dict[str, Any]:
+        return record.facts if record.content is None else {**record.facts, **record.content()}
+
+    def _write_all(self, lines: Sequence[_Line]) -> None:
         while lines:
+            closing = self._closing.is_set()  # one more try after that
             try:
                 count = self._append(lines)
             except OSError as error:
                 logger.error("the audit log cannot be written (%s); trying again", error)
-                if self._closing.wait(RETRY_SECONDS):
+                if closing:
                     logger.error("lost from the audit log: %s", b"".join(line.text for line in lines).decode())
                     return
+                self._closing.wait(RETRY_SECONDS)
             else:
                 lines = lines[count:]
 
     def _chained(self, record: dict[str, Any]) -> _Line:
-        self._number += 1
-        body = {"n": self._number, **record, "prev": self._last}
-        self._last = line_hash(body, self._key)
-        text = json.dumps({**body, "hash": self._last}, ensure_ascii=False).encode() + b"\n"
-        return _Line(self._number, self._last, text)
+        body = {"n": self._number + 1, **record, "prev": self._last}
+        found = line_hash(body, self._key)
+        whole = {**body, "hash": found}
+        try:
+            text = json.dumps(whole, ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # an unpaired surrogate: the file stays UTF-8
+            text = json.dumps(whole).encode()
+        self._number, self._last = body["n"], found
+        return _Line(self._number, found, text + b"\n")
 
     def _append(self, lines: Sequence[_Line]) -> int:
-        """Write as many lines as the file may hold, at least one; their number."""
-        size = self._file.tell()
-        if size and size + len(lines[0].text) > self._max_bytes:
+        """Write as many lines as the file may hold, at least one; their number. Raises ``OSError``; then there are
+        none of them, or will be none before the next ones.
+        """
+        if os.fstat(self._file.fileno()).st_size > self._size:
+            self._file.truncate(self._size)  # what a failure left
+        if self._size and self._size + len(lines[0].text) > self._max_bytes:
             self._rotate()
-            size = 0
-        count, end = 1, size + len(lines[0].text)
+        count, end = 1, self._size + len(lines[0].text)
         while count < len(lines) and end + len(lines[count].text) <= self._max_bytes:
             end += len(lines[count].text)
             count += 1
-        try:
-            self._file.write(b"".join(line.text for line in lines[:count]))
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError:
-            with contextlib.suppress(OSError):  # a half-written batch would be repeated
-                self._file.truncate(size)
-            raise
+        data = memoryview(b"".join(line.text for line in lines[:count]))
+        while data:
+            data = data[self._file.write(data) :]
+        os.fsync(self._file.fileno())
         _write_head(self._path, lines[count - 1].number, lines[count - 1].hash)
+        self._size = end
         return count
 
     def _rotate(self) -> None:
         taken = [int(p.suffix[1:]) for p in parts(self._path) if p != self._path]
-        self._file.close()
-        os.rename(self._path, f"{self._path}.{max(taken, default=0) + 1:06d}")
-        self._file = open(self._path, "ab")  # noqa: SIM115 - kept open
-        os.chmod(self._path, 0o600)
+        with contextlib.suppress(FileNotFoundError):  # moved by somebody else, or when the new one could not be opened
+            if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+                os.rename(self._path, f"{self._path}.{max(taken, default=0) + 1:06d}")
+        full, self._file = self._file, self._opened()
+        self._size = os.fstat(self._file.fileno()).st_size
+        full.close()
 
 
 def _write_head(path: Path, number: int, last: str) -> None:
     temporary = path.with_name(path.name + ".head.new")
     temporary.write_text(json.dumps({"n": number, "hash": last}) + "\n", encoding="utf-8")
     os.replace(temporary, path.with_name(path.name + ".head"))
+
+
+def _continued(path: Path) -> tuple[int, str, int]:
+    """Number and hash that the next line follows, and the bytes of a torn one before it.
+
+    Where the file ends before what ``FILE.head`` says was written, the chain goes on from there, so that a restart
+    does not hide that lines were cut off.
+    """
+    number, last, torn = _last_line(path)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        written, noted = _read_head(path)
+        if written >= number:
+            number, last = written, noted
+    return number, last, torn
+
+
+def _read_head(path: Path) -> tuple[int, str]:
+    head = json.loads(path.with_name(path.name + ".head").read_text(encoding="utf-8"))
+    return int(head["n"]), str(head["hash"])
 
 
 def _last_line(path: Path) -> tuple[int, str, int]:
@@ -242,8 +325,7 @@ def _check(
 
 def _check_end(verdict: Verdict, path: Path) -> None:
     try:
-        head = json.loads(path.with_name(path.name + ".head").read_text(encoding="utf-8"))
-        number, last = int(head["n"]), str(head["hash"])
+        number, last = _read_head(path)
     except (OSError, ValueError, KeyError, TypeError):
         verdict.problems.append(f"{path.name}.head cannot be read: lines cut off the end would not be seen")
         return

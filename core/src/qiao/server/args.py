@@ -17,6 +17,8 @@ CONTENT_FORMATS = ("auto", "string", "openai")
 KEY_VARIABLES = ("QIAO_API_KEY", "VLLM_API_KEY")
 """Environment variables that hold a key when no ``--api-key`` is given."""
 
+_MOST_SECONDS = 86_400.0
+
 AUDIT_CONTENTS = ("none", "hash", "full")
 """What an audit line says of the content: nothing, hashes of the request's body and of the answers, also the texts."""
 
@@ -106,9 +108,9 @@ class ServerArgs:
             raise ParameterError("allow_credentials", "does nothing without allowed_origins; name the origins")
         if self.otlp_traces_endpoint is not None:
             check_installed(self.otlp_traces_endpoint)
-        if self.shutdown_timeout < 0:
-            raise ParameterError("shutdown_timeout", f"must not be negative, got {self.shutdown_timeout}")
-        if self.sse_keep_alive_interval < 0:
+        if not 0 <= self.shutdown_timeout <= _MOST_SECONDS:
+            raise ParameterError("shutdown_timeout", f"must be 0 to {_MOST_SECONDS:.0f}, got {self.shutdown_timeout}")
+        if not 0 <= self.sse_keep_alive_interval <= _MOST_SECONDS:
             raise ParameterError("sse_keep_alive_interval", "must be 0 (off) or more seconds")
         if self.max_body_bytes < 1:
             raise ParameterError("max_body_bytes", f"must be at least 1, got {self.max_body_bytes}")

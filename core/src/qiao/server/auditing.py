@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -40,11 +42,19 @@ class Auditor:
             return hmac.new(self.key, data, hashlib.sha256).hexdigest()
         return hashlib.sha256(data).hexdigest()
 
-    def content(self, body: bytes | None, call: Call | None) -> dict[str, object]:
-        """What a line says of a request's body, where there is one, and of the answers, by the policy."""
+    def write(self, record: dict[str, object], body: bytes | None, call: Call | None) -> None:
+        """A line with what the policy says of a request's body, where there is one, and of the answers.
+
+        Hashes and redaction are made on the log's thread: they take long where texts are, and must hold up nobody.
+        """
         if self.policy == "none" or call is None:  # what a stranger sends is not kept
-            return {}
+            self.log.write(record)
+            return
         answers = [call.answers[key] for key in sorted(call.answers)]
+        held = len(body or b"") + sum(map(len, answers))
+        self.log.write(record, partial(self._content, body, answers), held)
+
+    def _content(self, body: bytes | None, answers: Sequence[str]) -> dict[str, object]:
         found: dict[str, object] = {"answer_hash": self.digest("\0".join(answers).encode("utf-8", "replace"))}
         if body is not None:
             found["request_hash"] = self.digest(body)
@@ -65,9 +75,8 @@ class Auditor:
             **_tokens(call),
             "time": _moment(began),
             "seconds": round(time.time() - began, 6),
-            **self.content(None, call),
         }
-        self.log.write(record)
+        self.write(record, None, call)
 
 
 class Audit:
@@ -106,8 +115,7 @@ class Audit:
                 record = _facts(scope, call, status, failed)
                 record["time"] = _moment(began)
                 record["seconds"] = round(time.perf_counter() - clock, 6)
-                record |= self._auditor.content(bytes(body), call)
-                self._auditor.log.write(record)
+                self._auditor.write(record, bytes(body), call)
 
 
 def _facts(scope: Scope, call: Call | None, status: int, failed: bool) -> dict[str, object]:

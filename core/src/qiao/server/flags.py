@@ -19,7 +19,7 @@ from qiao.config import EngineArgs
 from qiao.errors import ParameterError
 from qiao.server.args import ServerArgs, admin_key_from_environment, keys_from_environment
 from qiao.server.setup import Setup
-from qiao.server.values import dotted, merge, parse_bool, parse_float, parse_int, parse_list, parse_object
+from qiao.server.values import dotted, merge, parse_bool, parse_float, parse_int, parse_list, parse_object, read_yaml
 from qiao.vllm_arguments import ALIASES, FIXED, IGNORED, SHORT
 
 
@@ -153,7 +153,7 @@ class _Reader:
 
         given, self.values = self.values, {}
         try:
-            content = yaml.safe_load(Path(self._config).read_text(encoding="utf-8")) or {}
+            content = read_yaml(Path(self._config).read_text(encoding="utf-8")) or {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ParameterError("--config", f"cannot read {self._config}: {error}") from None
         if not isinstance(content, dict):

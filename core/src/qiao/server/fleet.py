@@ -111,6 +111,8 @@ class Fleet:
             name = alias.choose(identities, there) or ""
         state = self.find(name)
         if state is None:
+            if alias is not None:
+                raise NotFoundError(f"none of the models of the alias {asked!r} is loaded: {', '.join(alias.weights)}")
             served = ", ".join(self.allowed_names()) or "none at the moment"
             raise NotFoundError(f"the model {asked[:200]!r} does not exist; this server has {served}")
         call = current_call()

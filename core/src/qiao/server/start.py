@@ -12,6 +12,8 @@ import logging
 import os
 import signal
 import socket
+import ssl
+from collections.abc import Callable
 
 from qiao.errors import ParameterError
 from qiao.observability.logs import configure_logging
@@ -41,6 +43,7 @@ def serve(setup: Setup, options: HostOptions | None = None) -> int:
 
         ResponseStore(server.responses_db, Bounds(1, 1.0, 1)).close()  # before loading, as with the port
     options = options or HostOptions(log_level=server.uvicorn_log_level, log_json=server.log_json)
+    check_tls(server)
     listener = bind(server)  # before loading: a port in use should not cost minutes
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)  # until the server's loop handles them
@@ -65,6 +68,27 @@ def serve(setup: Setup, options: HostOptions | None = None) -> int:
 def _stop(number: int, frame: object) -> None:
     logger.info("stopped while loading")
     raise SystemExit(0)
+
+
+def check_tls(server: ServerArgs) -> None:
+    """Raises ``ParameterError`` for files that the server could not use once its models are loaded."""
+    if server.ssl_certfile is None or server.ssl_keyfile is None:
+        return
+    cert, context = server.ssl_certfile, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    key_hint = ", without a passphrase, and the key of the first certificate in --ssl-certfile"
+    steps: list[tuple[str, str | None, Callable[[str], object], str]] = [
+        ("--ssl-certfile", cert, lambda path: open(path, "rb").close(), ""),
+        # without a password OpenSSL would ask the terminal for one
+        ("--ssl-keyfile", server.ssl_keyfile, lambda path: context.load_cert_chain(cert, path, lambda: ""), key_hint),
+        ("--ssl-ca-certs", server.ssl_ca_certs, context.load_verify_locations, ""),
+    ]
+    for flag, path, use, hint in steps:
+        try:
+            if path is not None:
+                use(path)
+        except OSError as error:  # SSLError is one
+            reason = getattr(error, "reason", None) or error.strerror
+            raise ParameterError(flag, f"cannot use {path}: {reason}; it must be PEM{hint}") from None
 
 
 def bind(server: ServerArgs) -> socket.socket:

@@ -106,3 +106,23 @@ def _json(flag: str, text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise ParameterError(flag, f"is not valid JSON ({error}): {text!r}") from None
+
+
+def read_yaml(text: str) -> Any:
+    """What a YAML text holds, plain values only. A key that stands twice in one mapping is an error: YAML would let the
+    last one win, and a whole list of models would go unseen. Raises ``yaml.YAMLError``.
+    """
+    import yaml  # most starts have no such file
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen: set[tuple[str, str]] = set()
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                    continue
+                if (name := (key.tag, key.value)) in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+                seen.add(name)
+            return super().construct_mapping(node, deep=deep)
+
+    return yaml.load(text, Loader)  # noqa: S506 - a safe loader

@@ -162,7 +162,8 @@ class KeyStore:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
-            with closing(sqlite3.connect(self.path, timeout=10.0)) as database, database:
+            address = f"{self.path.absolute().as_uri()}?mode=rw"  # one that is gone is not made anew, empty
+            with closing(sqlite3.connect(address, timeout=10.0, uri=True)) as database, database:
                 yield database
         except (sqlite3.Error, OSError) as error:
             raise ParameterError("--keys", f"cannot use {self.path} as a file of keys: {error}") from None
