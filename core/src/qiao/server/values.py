@@ -114,15 +114,19 @@ def read_yaml(text: str) -> Any:
     """
     import yaml  # most starts have no such file
 
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            seen: set[tuple[str, str]] = set()
-            for key, _ in node.value:
-                if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
-                    continue
-                if (name := (key.tag, key.value)) in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
-                seen.add(name)
-            return super().construct_mapping(node, deep=deep)
-
-    return yaml.load(text, Loader)  # noqa: S506 - a safe loader
+    left, seen = [yaml.compose(text, yaml.SafeLoader)], set()
+    while left:
+        node = left.pop()
+        if not isinstance(node, yaml.CollectionNode) or id(node) in seen:  # an alias is the node itself again
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            left += node.value
+            continue
+        names = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in names:
+                raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands twice", problem_mark=key.start_mark)
+            names.add((key.tag, str(key.value)))  # a key that is no scalar is refused below
+            left.append(value)
+    return yaml.safe_load(text)
