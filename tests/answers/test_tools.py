@@ -243,6 +243,9 @@ def test_forced_calls_by_any_cut(cuts: list[int], spaces: bool, end: int) -> Non
         ("true", {"enum": [True]}, True),
         ('{"a": 1}', {"type": "object"}, {"a": 1}),
         ("[1", {"type": "array"}, "[1"),
+        ("1e999", {"type": "number"}, "1e999"),
+        ("-1e999", {"type": ["integer", "null"]}, "-1e999"),
+        ("9" * 400, {"type": "integer"}, 10**400 - 1),
     ],
 )
 def test_unquoted_arguments_get_their_type(text: str, schema: Any, value: Any) -> None:

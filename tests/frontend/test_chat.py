@@ -157,6 +157,25 @@ def test_tool_calls_have_objects_as_arguments(bytetok: Any) -> None:
         chat.render([USER, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}])
 
 
+def test_no_calls_are_the_same_as_none(bytetok: Any) -> None:
+    """Llama 3's template counts the calls wherever the key is there."""
+    chat = ChatRenderer(bytetok, "{{ messages|selectattr('tool_calls', 'defined')|list|length }}")
+    assert chat.render([{"role": "assistant", "content": "x", "tool_calls": []}]) == "0"
+    assert chat.render([call("{}")]) == "1"
+
+
+@pytest.mark.parametrize("depth", [990, 30_000])
+def test_deep_nesting_is_named(bytetok: Any, depth: int) -> None:
+    chat = ChatRenderer(bytetok, "{{ messages|length }}")
+    with pytest.raises(ParameterError, match=r"arguments.*nested"):
+        chat.render([USER, call('{"a":' + "[" * depth + "]" * depth + "}")])
+    schema: Any = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    with pytest.raises(ParameterError, match=r"tools.*nested"):
+        chat.render([USER], tools=[schema])
+
+
 def test_named_templates(bytetok: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bytetok, "chat_template", {"default": "plain", "tool_use": "with tools"})
     chat = ChatRenderer(bytetok)

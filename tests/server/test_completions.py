@@ -74,6 +74,22 @@ OPTIONAL = (
 )
 
 
+def test_integers_with_a_point_are_integers(rand: RunningServer) -> None:
+    """As in JSON schemas; some languages have one kind of number only."""
+    plain = ask(rand, seed=5, n=2, max_tokens=4, top_k=3, temperature=1)
+    assert ask(rand, seed=5.0, n=2.0, max_tokens=4.0, top_k=3.0, temperature=1.0)["choices"] == plain["choices"]
+    for wrong in ({"max_tokens": 4.5}, {"max_tokens": 1e300}, {"echo": 1.0}, {"user": 1.0}):
+        answer = rand.http().post("/v1/completions", json={"model": "M", "prompt": "ab", **wrong})
+        assert (answer.status_code, answer.json()["param"]) == (400, *wrong)
+
+
+def test_a_limit_that_nobody_asked_for_gives_way(rand: RunningServer) -> None:
+    got = ask(rand, prompt="a" * 509, max_tokens=None, ignore_eos=True)
+    assert (got["usage"]["completion_tokens"], got["choices"][0]["finish_reason"]) == (3, "length")
+    body = {"model": "M", "prompt": "a" * 509, "max_tokens": 16}
+    assert rand.http().post("/v1/completions", json=body).status_code == 400
+
+
 @pytest.mark.parametrize("field", OPTIONAL)
 def test_null_is_the_same_as_absent(rand: RunningServer, field: str) -> None:
     """B003."""

@@ -239,6 +239,26 @@ def test_long_prompts_are_refused_with_the_numbers(rand: RunningServer) -> None:
         assert "512" in error["message"]
 
 
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"structured_outputs": {"choice": ["yes", "no"]}, "allowed_token_ids": [97]}, "structured_outputs"),
+    ({"structured_outputs": {"choice": ["yes", "no"]}, "bad_words": ["y", "n"]}, "structured_outputs"),
+    ({"structured_outputs": {"choice": ["yes"]}, "stop_token_ids": [101], "min_tokens": 3}, "structured_outputs"),
+    ({"allowed_token_ids": [97], "bad_words": ["aa"]}, "allowed_token_ids"),
+]
+"""What leaves no token to choose from, sooner or later."""
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize(("wishes", "field"), CONTRADICTIONS)
+def test_wishes_that_exclude_each_other(
+    rand: RunningServer, wishes: dict[str, Any], field: str, temperature: float
+) -> None:
+    body = {**BASE[TEXT], "max_tokens": 8, "temperature": temperature, **wishes}
+    message = check(rand.http().post(TEXT, json=body), 400, field)["message"]
+    assert "no token is left" in message
+    assert all(name in message for name in wishes if name not in ("structured_outputs", "stop_token_ids"))
+
+
 def test_tokenize_refuses(rand: RunningServer) -> None:
     http = rand.http()
     check(http.post("/tokenize", json={"model": "M"}), 400, "prompt")

@@ -17,6 +17,7 @@ TEXTS = {
     "text": "It is fine.",
     "call": f"I look.\n{CALL}",
     "thought": "<think>\nhm\n</think>\n\nYes.",
+    "behind": f"I look.\n{CALL} It rains. {CALL}",
     "long": "word " * 40,
 }
 TOOL = {"name": "weather", "description": "w", "input_schema": {"type": "object", "properties": {}}}
@@ -56,9 +57,9 @@ def test_text(client: anthropic.Anthropic) -> None:
     assert counted.input_tokens == prompt
 
 
-@pytest.mark.parametrize("name", ["text", "call", "thought"])
+@pytest.mark.parametrize("name", ["text", "call", "thought", "behind"])
 def test_a_stream_gives_the_same_message(client: anthropic.Anthropic, name: str) -> None:
-    tools = [TOOL] if name == "call" else anthropic.omit
+    tools = [TOOL] if name in ("call", "behind") else anthropic.omit
     whole = client.messages.create(**asked(name, tools=tools))
     with client.messages.stream(**asked(name, tools=tools)) as stream:
         kinds = [event.type for event in stream]
@@ -71,6 +72,8 @@ def test_a_stream_gives_the_same_message(client: anthropic.Anthropic, name: str)
         return [{k: v for k, v in block.to_dict().items() if k != "id" and v is not None} for block in message.content]
 
     assert plain(streamed) == plain(whole)
+    if name == "behind":
+        assert [block.type for block in whole.content] == ["text", "tool_use", "text", "tool_use"]
     assert streamed.stop_reason == whole.stop_reason
     assert streamed.usage.output_tokens == whole.usage.output_tokens
 
@@ -108,6 +111,16 @@ def test_why_an_answer_ended(client: anthropic.Anthropic) -> None:
     assert stopped.content[0].text == "It is "
 
 
+def test_an_answer_that_the_client_began_is_gone_on_with(client: anthropic.Anthropic, chained: RunningServer) -> None:
+    begun = [*USER, {"role": "assistant", "content": "It is x"}]
+    theirs = anthropic.Anthropic(base_url=chained.url, api_key="none", max_retries=0)
+    message = theirs.messages.create(**asked("stop", messages=begun))
+    assert [block.text for block in message.content] == ["DEFGHIJk"]
+    prompts = [client.messages.count_tokens(model="M", messages=m).input_tokens for m in (begun, USER)]
+    assert prompts[0] == len("user:hiassistant:It is x")
+    assert prompts[1] == len("user:hi0")
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -115,6 +128,7 @@ def test_why_an_answer_ended(client: anthropic.Anthropic) -> None:
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice"),
         ({"extra_body": {"temperature": 1.5}}, "temperature"),
+        ({"stop_sequences": [""]}, "stop_sequences: must not"),
         ({"model": "other"}, "does not exist"),
         ({"max_tokens": 5000}, "max_tokens"),
     ],

@@ -76,6 +76,16 @@ def test_any_json_object(rand: RunningServer) -> None:
         assert json.loads(answer["choices"][0]["message"]["content"]) == {}
 
 
+def test_schemas_in_the_places_of_other_servers(rand: RunningServer) -> None:
+    """llama.cpp's server and hosts of open models take these; without the schema any object would do."""
+    for kind in ("json_object", "json_schema"):
+        fields = {"response_format": {"type": kind, "schema": SCHEMA}}
+        jsonschema.validate(json.loads(chat(rand, seed=3, **fields)), SCHEMA)
+        body = {"model": "M", "messages": USER, "response_format": {"type": kind, "schema": "x"}}
+        answer = rand.http().post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["param"]) == (400, "response_format.schema")
+
+
 def test_a_stream_gives_the_same(rand: RunningServer) -> None:
     """Letters of several bytes are split over tokens of one byte here."""
     asked = {"model": "M", "messages": USER, "max_tokens": 300, "seed": 5, "n": 3, **JSON_FIELDS[0]}

@@ -7,6 +7,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, ClassVar, NoReturn
 
 
@@ -69,7 +70,7 @@ def longest_start(text: str, marks: Iterable[str]) -> int:
 def loads(text: str) -> Any:
     """A strict JSON value. Raises ``ValueError``, for whatever reason."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -82,6 +83,11 @@ def leading_value(text: str) -> tuple[Any, str]:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return value, bare[end:].lstrip()
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    return value if isfinite(value) else _refuse(digits)
 
 
 def _refuse(name: str) -> NoReturn:
@@ -148,6 +154,6 @@ def _kinds_of(value: Any) -> set[str]:
     if isinstance(value, bool):
         return {"boolean"}
     if isinstance(value, int | float):
-        return {"number", "integer"} if value == int(value) else {"number"}
+        return {"number", "integer"} if isinstance(value, int) or value.is_integer() else {"number"}
     names = {str: "string", list: "array", dict: "object", type(None): "null"}
     return {names[type(value)]}

@@ -14,6 +14,8 @@ from qiao.engine.penalties import Ahead
 from qiao.engine.rows import Int64
 from qiao.engine.sequence import Sequence
 
+_EDITS = "allowed_token_ids, bad_words and the end tokens that min_tokens puts off"
+
 
 class _RowEdit:
     """The edits of one sequence, resolved once."""
@@ -97,6 +99,25 @@ class LogitEdits:
         if bias_at:
             where = (_ids(bias_at, device), _ids(bias_ids, device))
             logits[where] = logits[where] + place(np.array(bias_values, np.float32), device)
+
+    def blame(self, row: int) -> None:
+        """Note at its request where the edits of ``row``, from which nothing could be chosen, leave no token at all."""
+        edit = self._edits.get(row)
+        if edit is None or edit.seq.request.fault is not None:
+            return
+        left = np.ones(self._vocab_size, np.bool_)
+        if edit.allowed:
+            left[:] = False
+            left[edit.allowed] = True
+        left[edit.banned(())] = False
+        state = edit.grammar(())
+        if state is not None:
+            mask = np.unpackbits(allowed_tokens([state], self._vocab_size)[0], bitorder="little")
+            left &= mask[: self._vocab_size] != 0
+        if not left.any():
+            request = edit.seq.request
+            request.fault_field = FIELD if state is not None else "allowed_token_ids" if edit.allowed else "bad_words"
+            request.fault = f"no token is left after {'the grammar, ' if state else ''}{_EDITS}; loosen one of them"
 
     def _follow_grammars(self, logits: torch.Tensor, rows: Int64, device: str, ahead: Ahead | None) -> None:
         """Leave only the tokens that the grammars of ``rows`` [N] allow; a grammar that gives up marks its request."""

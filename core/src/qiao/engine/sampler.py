@@ -83,6 +83,8 @@ class Sampler:
         host = ids.cpu().numpy()
         self._position[rows] += 1
         self._penalties.append(rows, host)
+        for row in rows[host == NO_TOKEN].tolist():
+            self._edits.blame(row)
         logprobs = None if scored is None else [None if one is None else [one] for one in scored]
         return Sampled(host[:, None].tolist(), logprobs)
 
@@ -100,6 +102,8 @@ class Sampler:
         for row, draft in zip(rows.tolist(), drafts, strict=True):
             kept = ids[start : start + len(draft) + 1]
             kept = kept[: _agreed(kept, draft)]
+            if kept[0] == NO_TOKEN:
+                self._edits.blame(row)
             result.token_ids.append(kept)
             if scored is not None and result.logprobs is not None:
                 found = [one for one in scored[start : start + len(kept)] if one is not None]

@@ -79,7 +79,7 @@ class ChatRenderer:
                 **variables,
                 **(chat_template_kwargs or {}),
                 "messages": chat,
-                "tools": copy.deepcopy(list(tools)) if tools else None,
+                "tools": _copied(tools) if tools else None,
                 "documents": list(documents) if documents else None,
                 "add_generation_prompt": add_generation_prompt,
             }
@@ -145,6 +145,8 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]], keep_parts: bool =
             clean["reasoning_content"] = reasoning
         if clean.get("tool_calls"):
             clean["tool_calls"] = _tool_calls(clean["tool_calls"], f"{where}.tool_calls")
+        else:
+            clean.pop("tool_calls", None)  # templates ask whether the key is there
         chat.append(clean)
     return chat
 
@@ -187,8 +189,18 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
                 arguments = json.loads(arguments) if arguments.strip() else {}
             except ValueError as error:
                 raise ParameterError(f"{where}[{i}].function.arguments", f"is not JSON: {error}") from error
+            except RecursionError:
+                raise ParameterError(f"{where}[{i}].function.arguments", "is nested too deeply") from None
         result.append({**call, "function": {**function, "arguments": arguments if arguments is not None else {}}})
     return result
+
+
+def _copied(tools: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """A copy that a template may change."""
+    try:
+        return copy.deepcopy(list(tools))
+    except RecursionError:
+        raise ParameterError("tools", "are nested too deeply") from None
 
 
 def _mark_end(message: dict[str, Any]) -> None:

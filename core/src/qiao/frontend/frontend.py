@@ -135,7 +135,8 @@ class Frontend:
         """Tokenize and check one prompt (text or ids).
 
         ``params.max_tokens`` None becomes the checkpoint's ``max_new_tokens``, else all that fits. A given
-        ``max_tokens`` that does not fit beside the prompt is refused, or cut where ``strict`` is False (vLLM offline).
+        ``max_tokens`` that does not fit beside the prompt is refused, or cut where ``strict`` is False (vLLM offline,
+        and where it is a default).
         ``params.structured_outputs`` applies once the answer has ``grammar_after`` in it, empty for at once.
         Raises ``ParameterError`` naming the field, or ``PromptTooLongError`` with the numbers.
         """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -145,6 +146,18 @@ def validation_error(problems: list[Any]) -> ApiError:
     if not path or not field:
         return ApiError(400, message)
     return ApiError(400, f"{field}: {message}", param=path[0], code="invalid_type")
+
+
+@contextmanager
+def renamed(names: Sequence[tuple[str, str]]) -> Iterator[None]:
+    """A ``ParameterError`` whose field begins with the first of a pair of ``names`` has the second there instead."""
+    try:
+        yield
+    except errors.ParameterError as error:
+        for theirs, own in names:
+            if error.field.startswith(theirs):
+                raise errors.ParameterError(own + error.field.removeprefix(theirs), error.detail) from None
+        raise
 
 
 def allowed_methods(request: Request) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from qiao.answers import Parts
 from qiao.errors import ParameterError
 from qiao.outputs import RequestOutput
-from qiao.server.errors import anthropic_error, validation_error
+from qiao.server.errors import anthropic_error, renamed, validation_error
 from qiao.server.protocol.chat import ChatRequest
 from qiao.server.protocol.messages import (
     CountRequest,
@@ -26,11 +26,17 @@ from qiao.server.protocol.messages import (
 )
 from qiao.server.streaming import Ending
 
+_NAMES = (("stop", "stop_sequences"),)
+"""Chat's field names, and what they are called here."""
+
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_request(body: CountRequest) -> ChatRequest:
-    """The chat request that asks for the same. Raises ``ParameterError`` or an ``ApiError`` that name the field."""
+    """The chat request that asks for the same; an answer that the client has begun is gone on with.
+
+    Raises ``ParameterError`` or an ``ApiError`` that name the field.
+    """
     given: dict[str, Any] = {
         "model": body.model,
         "messages": [*_system(body.system), *_turns(body)],
@@ -43,10 +49,17 @@ def chat_request(body: CountRequest) -> ChatRequest:
         given |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences, "temperature": body.temperature}
         given |= {"top_p": body.top_p, "top_k": body.top_k, "stream": body.stream}
         given |= {"priority": body.priority, "cache_salt": body.cache_salt}
+    if body.messages[-1].role == "assistant" and "tool_calls" not in given["messages"][-1]:
+        given |= {"continue_final_message": True, "add_generation_prompt": False}
     try:
         return ChatRequest.model_validate(given)
     except ValidationError as error:
         raise validation_error(list(error.errors())) from None
+
+
+def own_names() -> AbstractContextManager[None]:
+    """Errors that name a field of chat name that of messages instead."""
+    return renamed(_NAMES)
 
 
 def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
@@ -85,7 +98,7 @@ def _user(blocks: Sequence[Mapping[str, Any]], field: str) -> Iterator[dict[str,
         content = block.get("content") or ""
         text = content if isinstance(content, str) else _texts(content, field)
         yield {"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": text}
-    if said:
+    if said or not blocks:
         yield {"role": "user", "content": _texts(said, field)}
 
 
@@ -133,18 +146,52 @@ def _choice(choice: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"tool_choice": wanted, "parallel_tool_calls": not choice.get("disable_parallel_tool_use")}
 
 
-def answer(call_id: str, model: str, parts: Parts, result: RequestOutput) -> MessagesResponse:
-    """The whole answer: reasoning, text, calls."""
-    content: list[TextBlock | ThinkingBlock | ToolUseBlock] = []
-    if parts.reasoning:
-        content.append(ThinkingBlock(thinking=parts.reasoning))
-    if parts.content:
-        content.append(TextBlock(text=parts.content))
-    content += [ToolUseBlock(id=c.id or "", name=c.name or "", input=_arguments(c.arguments)) for c in parts.calls]
-    reason, sequence = stop_reason(result, bool(parts.calls))
+async def answer(
+    call_id: str, model: str, pieces: AsyncGenerator[tuple[Parts, RequestOutput], None]
+) -> MessagesResponse:
+    """The whole answer of ``pieces``, its blocks in the order of a stream's: text may come behind calls."""
+    found: list[Parts] = []
+    result: RequestOutput | None = None
+    async with aclosing(pieces):
+        async for parts, now in pieces:
+            result = now
+            for one in _separate(parts):
+                if found and _kind(found[-1]) == _kind(one):
+                    found[-1].add(one)
+                else:
+                    found.append(one)
+    assert result is not None, "the engine ended a request without any output"
+    reason, sequence = stop_reason(result, any(parts.calls for parts in found))
+    content = [_block(parts) for parts in found]
     return MessagesResponse(
         id=call_id, model=model, content=content, stop_reason=reason, stop_sequence=sequence, usage=usage(result)
     )
+
+
+def _separate(parts: Parts) -> Iterator[Parts]:
+    """Parts of one kind each, in the order of a stream's events."""
+    if parts.reasoning:
+        yield Parts(reasoning=parts.reasoning)
+    if parts.content:
+        yield Parts(content=parts.content)
+    for call in parts.calls:
+        yield Parts(calls=[call])
+
+
+def _kind(parts: Parts) -> tuple[str, int]:
+    """The kind of block that ``parts`` of one kind are, and the number of a call."""
+    if parts.calls:
+        return "tool_use", parts.calls[0].index
+    return ("thinking", 0) if parts.reasoning else ("text", 0)
+
+
+def _block(parts: Parts) -> TextBlock | ThinkingBlock | ToolUseBlock:
+    if parts.reasoning:
+        return ThinkingBlock(thinking=parts.reasoning)
+    if not parts.calls:
+        return TextBlock(text=parts.content)
+    (call,) = parts.calls
+    return ToolUseBlock(id=call.id or "", name=call.name or "", input=_arguments(call.arguments))
 
 
 def _arguments(text: str) -> dict[str, Any]:

@@ -70,7 +70,8 @@ NOT_SUPPORTED: Mapping[str, Refusal] = {
 class Body(BaseModel):
     """A request body. Types are strict (a boolean is no number), and null means absent for every field.
 
-    Fields that this server does not know are accepted and ignored, except those in ``refused_fields``.
+    Fields that this server does not know are accepted and ignored, except those in ``refused_fields``. ``5.0`` is an
+    integer, as in JSON schemas: some languages have no other numbers.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -95,7 +96,11 @@ class Body(BaseModel):
     def _prepare(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        given = {key: value for key, value in data.items() if value is not None}
+        given = {
+            key: int(value) if isinstance(value, float) and value.is_integer() and key in cls.model_fields else value
+            for key, value in data.items()
+            if value is not None
+        }
         for field, refuses in cls.refused_fields().items():
             if field in given and refuses(given[field]):
                 raise ParameterError(field, "is not supported by this server yet; leave it out")

@@ -56,6 +56,11 @@ def _response_format(value: Mapping[str, Any]) -> StructuredOutputsParams | None
     kind = value.get("type")
     if kind == "text":
         return None
+    schema = value.get("schema")  # where llama.cpp and others have it
+    if schema is not None and kind in ("json_object", "json_schema") and value.get("json_schema") is None:
+        if not isinstance(schema, Mapping):
+            raise ParameterError("response_format.schema", f"must be a schema, an object, got {schema!r:.100}")
+        return StructuredOutputsParams(json=dict(schema), origin="response_format.schema")
     if kind == "json_object":
         return StructuredOutputsParams(json_object=True, origin="response_format")
     if kind == "structural_tag":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pydantic import ValidationError
 
 from qiao.errors import ParameterError
-from qiao.server.errors import validation_error
+from qiao.server.errors import renamed, validation_error
 from qiao.server.protocol.chat import ChatRequest
 from qiao.server.protocol.common import SamplingFields
 from qiao.server.protocol.items import ITEMS, ContentPart, FunctionTool, check_types
@@ -84,16 +84,9 @@ def chat_request(body: InputTokensRequest, history: Sequence[Item]) -> ChatReque
         raise validation_error(list(error.errors())) from None
 
 
-@contextmanager
-def own_names() -> Iterator[None]:
+def own_names() -> AbstractContextManager[None]:
     """Errors that name a field of chat name that of responses instead."""
-    try:
-        yield
-    except ParameterError as error:
-        for chats, own in _NAMES:
-            if error.field.startswith(chats):
-                raise ParameterError(own + error.field.removeprefix(chats), error.detail) from None
-        raise
+    return renamed(_NAMES)
 
 
 def turns(items: Sequence[Item], earlier: int = 0) -> list[dict[str, Any]]:

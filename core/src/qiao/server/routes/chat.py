@@ -123,6 +123,7 @@ class ChatCall:
                 priority=body.priority,
                 cache_salt=body.cache_salt,
                 add_special_tokens=body.add_special_tokens,
+                strict=given["max_tokens"] is not None,
                 grammar_after=self._plan.grammar_after,
             )
         except ParameterError as error:

@@ -97,6 +97,7 @@ class CompletionCall:
             priority=body.priority,
             cache_salt=body.cache_salt,
             add_special_tokens=body.add_special_tokens,
+            strict=body.max_tokens is not None,
         )
         text = prompt if isinstance(prompt, str) and body.truncate_prompt_tokens is None else None
         if text is None and body.echo:

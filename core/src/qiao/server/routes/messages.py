@@ -7,7 +7,6 @@ import uuid
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from qiao.answers import Parts
 from qiao.server import messages
 from qiao.server.body import StrictRoute
 from qiao.server.fleet import open_model
@@ -26,20 +25,13 @@ async def create_message(body: MessagesRequest, request: Request) -> Response:
     state, model = open_model(request, body.model, body.user)
     call_id = f"msg_{uuid.uuid4().hex}"
     call = ChatCall(state, messages.chat_request(body), model, call_id)
-    engine_request = await call.request()
+    with messages.own_names():
+        engine_request = await call.request()
     if body.stream:
         events = messages.Events(call_id, model).of(call.pieces(engine_request))
         return await stream_answer(request, events, messages.ENDING)
-
-    async def whole() -> MessagesResponse:
-        parts, latest = Parts(), None
-        async for piece, result in call.pieces(engine_request):
-            parts.add(piece)
-            latest = result
-        assert latest is not None, "the engine ended a request without any output"
-        return messages.answer(call_id, model, parts, latest)
-
-    return _whole(await unless_gone(request.receive, whole()))
+    whole = messages.answer(call_id, model, call.pieces(engine_request))
+    return _whole(await unless_gone(request.receive, whole))
 
 
 @router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=ERRORS)
