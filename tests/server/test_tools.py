@@ -13,8 +13,8 @@ import pytest
 from openai import pydantic_function_tool
 from pydantic import BaseModel, ConfigDict
 
-from tests.support.checkpoints import chain_checkpoint
-from tests.support.server import RunningServer, scripted, server
+from tests.support.checkpoints import chain_checkpoint, rand_checkpoint
+from tests.support.server import EOS, RunningServer, scripted, server
 
 USER = [{"role": "user", "content": "hi"}]
 WEATHER = {
@@ -40,8 +40,26 @@ TEXTS = {
 }
 
 
+MARKS = {310: "<think>", 312: "</think>", 313: "<tool_call>", 315: "</tool_call>"}
+"""Tokens of the tokenizer, which some models have as special ones."""
+SPECIAL = [*b"2", 310, 311, 312, 313, 314, 315, EOS]
+"""What follows the prompt with two tools."""
+
+
 @pytest.fixture(scope="module")
-def tools(rand_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokens = {**MARKS, 311: "hm", 314: '{"name": "now"}'}
+    made = rand_checkpoint(tmp_path_factory.mktemp("tools") / "rand", tokenizer={"extra_tokens": tokens})
+    file = made / "tokenizer.json"
+    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+    for token in tokenizer["added_tokens"]:
+        token["special"] |= token["id"] in MARKS
+    file.write_text(json.dumps(tokenizer), encoding="utf-8")
+    return made
+
+
+@pytest.fixture(scope="module")
+def tools(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text(
         "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}"
@@ -49,7 +67,8 @@ def tools(rand_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "{{ (tools or [])|length }}{% if enable_thinking is false %}<think></think>{% endif %}"
     )
     flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
-    with scripted(*flags, "--chat-template", str(template), model=rand_folder, texts=TEXTS) as running:
+    table = dict(itertools.pairwise(SPECIAL))
+    with scripted(*flags, "--chat-template", str(template), model=folder, texts=TEXTS, table=table) as running:
         yield running
 
 
@@ -189,6 +208,16 @@ def test_mistakes_are_named(tools: RunningServer, wrong: dict[str, Any], field: 
     answer = tools.http().post("/v1/chat/completions", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == field
+
+
+def test_marks_that_are_special_tokens_are_seen(tools: RunningServer) -> None:
+    """Some models have them so. Who asks to skip special tokens gets what is left."""
+    (choice,) = tools.openai().chat.completions.create(**asked("")).choices
+    assert (choice.message.reasoning, choice.message.content) == ("hm", None)
+    assert (calls_of(choice.message), choice.finish_reason) == ([("now", {})], "tool_calls")
+    skipping = {"extra_body": {"skip_special_tokens": True}}
+    (choice,) = tools.openai().chat.completions.create(**asked("", **skipping)).choices
+    assert choice.message.content == 'hm{"name": "now"}'
 
 
 def test_required_calls_follow_their_schemas(rand: RunningServer) -> None:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,6 @@ class ToolParser(ABC):
     A call that is not well formed stays content, word for word. A call is given once it is complete.
     """
 
-    special_markers: ClassVar[bool] = False
-    """Whether the marks of a call are special tokens, which then must not be left out of the text."""
-
     def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
         self.tools = tools
 
@@ -46,6 +43,11 @@ class ToolParser(ABC):
     def new_id() -> str:
         """An id for a call, in OpenAI's form."""
         return f"call_{uuid.uuid4().hex[:24]}"
+
+    @classmethod
+    def marks_looked_for(cls) -> tuple[str, ...]:
+        """The marks of a call. Where a tokenizer has them as special tokens, these must not be left out of the text."""
+        return ()
 
     @abstractmethod
     def push(self, text: str) -> list[Piece]:

@@ -25,6 +25,11 @@ class MarkedParser(ToolParser):
         self._start: str | None = None
         self._seen = 0
 
+    @classmethod
+    def marks_looked_for(cls) -> tuple[str, ...]:
+        """See ``ToolParser``."""
+        return (*cls.marks, *filter(None, cls.marks.values()), *cls.dropped)
+
     def calls(self, body: str) -> list[ToolCall]:
         """The calls between a start mark and its end. Raises ``ValueError`` where ``body`` is not well formed."""
         raise NotImplementedError
@@ -163,7 +168,6 @@ class Glm4Parser(MarkedParser):
 class DeepSeekParser(MarkedParser):
     """DeepSeek V3 and R1 (a type, a name and fenced JSON) and V3.1 (a name and JSON) between DeepSeek's own marks."""
 
-    special_markers = True
     marks = MappingProxyType({"<｜tool▁call▁begin｜>": "<｜tool▁call▁end｜>"})
     dropped = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
@@ -182,7 +186,6 @@ class DeepSeekParser(MarkedParser):
 class MistralParser(MarkedParser):
     """``[TOOL_CALLS]`` and a JSON list, or for each call ``[TOOL_CALLS]NAME[ARGS]{...}``, to the end of the answer."""
 
-    special_markers = True
     marks = MappingProxyType({"[TOOL_CALLS]": ""})
 
     @staticmethod
@@ -214,7 +217,6 @@ class MistralParser(MarkedParser):
 class InternLMParser(MarkedParser):
     """InternLM2's ``<|action_start|><|plugin|>{"name": ..., "parameters": {...}}<|action_end|>``."""
 
-    special_markers = True
     marks = MappingProxyType({"<|action_start|><|plugin|>": "<|action_end|>"})
 
     def calls(self, body: str) -> list[ToolCall]:

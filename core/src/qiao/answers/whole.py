@@ -22,6 +22,11 @@ class WholeParser(ToolParser):
         self._buffer = ""
         self._plain = False
 
+    @classmethod
+    def marks_looked_for(cls) -> tuple[str, ...]:
+        """See ``ToolParser``."""
+        return cls.starts
+
     def push(self, text: str) -> list[Piece]:
         """See ``ToolParser``."""
         if self._plain:
@@ -62,7 +67,6 @@ class JsonParser(WholeParser):
 class Llama3Parser(WholeParser):
     """Llama 3's ``{"name": ..., "parameters": {...}}``, several with ``;`` between, maybe behind ``<|python_tag|>``."""
 
-    special_markers = True
     starts = ("{", "[", "<|python_tag|>")
 
     def calls(self, body: str) -> list[ToolCall]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ class TokenTable:
         if found is None:
             found = self._raw[token_id] = self._make_raw(token_id)
         return found
+
+    @cached_property
+    def special_texts(self) -> frozenset[str]:
+        """The texts of ``special_ids``."""
+        return frozenset(self.raw(i).decode("utf-8", "replace") for i in self.special_ids) - {""}
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """The tokenizer's own text of ``token_ids``; ids without text give none."""

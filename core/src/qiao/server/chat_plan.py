@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from qiao.answers import (
@@ -62,10 +63,12 @@ class ChatPlan:
         """Whether answers are looked through for reasoning."""
         return self._form is not None
 
-    @property
-    def shows_special_tokens(self) -> bool:
-        """Whether the marks to look for are special tokens."""
-        return self._choice == "auto" and self._made is not None and self._made.special_markers
+    def shows_special_tokens(self, specials: Collection[str]) -> bool:
+        """Whether any of the marks to look for is one of the tokenizer's ``specials``: some models have them so."""
+        marks = [] if self._form is None else [self._form.start, self._form.end]
+        if self._choice == "auto" and self._made is not None:
+            marks += self._made.marks_looked_for()
+        return any(special in mark for mark in marks for special in specials)
 
     def begin(self, prompt: str) -> None:
         """Note the prompt's text, in which the template may have begun the reasoning."""

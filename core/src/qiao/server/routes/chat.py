@@ -110,7 +110,7 @@ class ChatCall:
     def _tokenised(self) -> EngineRequest:
         body, frontend = self._body, self._state.frontend
         given = {**body.given_sampling(), "structured_outputs": self._plan.constraint}
-        if self._plan.shows_special_tokens:
+        if self._plan.shows_special_tokens(frontend.table.special_texts):
             given.setdefault("skip_special_tokens", False)
         params = sampling_params(self._state, given, None)
         prompt = frontend.chat_prompt(self._messages, **template_options(body, self._plan, self._state.server_args))
