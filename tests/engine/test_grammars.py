@@ -319,9 +319,9 @@ WIDE = Vocabulary([*(bytes([i]) for i in range(256)), "汉字".encode()[:4], b"<
 """All bytes, a token that ends inside a character, and two that hold parts of a marker and of what follows it."""
 
 
-def state_of(after: str = "", **fields: Any) -> GrammarState:
+def state_of(after: str = "", before: str = "", **fields: Any) -> GrammarState:
     text = GrammarChecker().grammar(StructuredOutputsParams(**fields))
-    return GrammarState(GrammarCompiler(lambda: WIDE, 288).submit(text).result(60), after.encode())
+    return GrammarState(GrammarCompiler(lambda: WIDE, 288).submit(text).result(60), after.encode(), before.encode())
 
 
 def allowed(state: GrammarState) -> set[int]:
@@ -349,6 +349,32 @@ def test_the_grammar_begins_behind_the_marker() -> None:
             assert not state.advance(token)
         assert state.begun
         assert expected <= allowed(state) or expected == allowed(state) - {258}
+
+
+def test_an_answer_that_does_not_begin_with_the_mark_follows_the_grammar_at_once() -> None:
+    spaces = {9, 10, 11, 12, 13, 32}
+    state = state_of("</think>", "<think>", choice=["<b>", "yes"])
+    assert allowed(state) == {ord("<"), ord("y")} | spaces
+    assert [state.advance(token) for token in b"yes"] == [False, False, True]
+
+    state = state_of("</think>", "<think>", choice=["<b>", "yes"])
+    assert not state.advance(ord("<"))
+    assert allowed(state) == {ord("t"), ord("b")}  # both are still possible
+    assert state.behind(b"b>") is None  # complete
+    assert state.behind(b"ye") is None
+    assert state.behind(b"think>any")
+    assert [state.advance(token) for token in b"b>"] == [False, True]
+
+    state = state_of("</think>", "<think>", choice=["<b>", "yes"])
+    assert not any(state.advance(token) for token in b"\n<t")
+    assert allowed(state) == {ord("h")}  # the grammar takes neither the newline nor the t
+    assert not any(state.advance(token) for token in b"hink>hm yes")
+    assert not state.bounds
+    assert not any(state.advance(token) for token in b"</think>")
+    assert allowed(state) == {ord("<"), ord("y")}
+    assert state.behind(b"ye")
+    assert state.behind(b"t") is None
+    assert [state.advance(token) for token in b"<b>"] == [False, False, True]
 
 
 def test_a_grammar_is_kept_until_it_is_worn_out() -> None:

@@ -210,6 +210,20 @@ def test_mistakes_are_named(tools: RunningServer, wrong: dict[str, Any], field: 
     assert answer.json()["error"]["param"] == field
 
 
+def test_a_structured_output_of_a_model_that_does_not_reason(rand_folder: Path) -> None:
+    """The parser's form leaves it to the answer whether it reasons, and a random model does not."""
+    with server(rand_folder, "--reasoning-parser", "qwen3", "--num-gpu-blocks-override", "16", "--threads", "1") as one:
+        for seed in range(3):
+            extra = {
+                "structured_outputs": {"choice": ["yes", "no"]},
+                "logit_bias": {str(i): -100 for i in b"< \t\n\v\f\r"},
+            }
+            body = {"model": "M", "messages": USER, "max_tokens": 20, "seed": seed, **extra}
+            message = one.http().post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+            assert message["content"] in ("yes", "no")
+            assert message["reasoning"] is None
+
+
 def test_marks_that_are_special_tokens_are_seen(tools: RunningServer) -> None:
     """Some models have them so. Who asks to skip special tokens gets what is left."""
     (choice,) = tools.openai().chat.completions.create(**asked("")).choices

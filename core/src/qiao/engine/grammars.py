@@ -70,6 +70,8 @@ class _Tools:
     vocabulary: Vocabulary
     tokenizer: LLTokenizer
     executor: LLExecutor
+    openers: dict[tuple[bytes, bytes], npt.NDArray[np.uint8]] = field(default_factory=dict)
+    """Masks of the tokens that go on towards a mark, by the mark and what is there of it."""
 
 
 @dataclass
@@ -85,25 +87,61 @@ class GrammarState:
     """How far one sequence has come in its grammar.
 
     The grammar begins once ``after`` has appeared in the answer, at once where it is empty; until then everything is
-    allowed. The state belongs to the sequence and outlives its place in a batch, so preemption does not touch it.
+    allowed. ``before`` is what an answer begins with, white space aside, that has ``after`` in it: any other follows
+    the grammar from its first token. While that is open, what begins ``before`` may come as well.
+
+    The state belongs to the sequence and outlives its place in a batch, so preemption does not touch it.
     """
 
-    def __init__(self, compiled: Compiled, after: bytes) -> None:
+    def __init__(self, compiled: Compiled, after: bytes, before: bytes = b"") -> None:
         self.matcher = compiled.matcher.deep_copy()
         self.tools = compiled.tools
         self._compiled = compiled
         self._after = after
+        self._before = before if after else b""  # empty once it is known how the answer begins
+        self._head = b""
+        self._follows = True
         self._tail = b""
         self.begun = not after
 
+    @property
+    def bounds(self) -> bool:
+        """Whether there are tokens that may not come next."""
+        return self.begun or bool(self._before)
+
     def advance(self, token: int) -> bool:
         """Take a sampled token. True where the grammar is complete and nothing can follow."""
+        if self._before:
+            return self._open(token)
         if self.begun:
-            self._compiled.used += 1
-            self.matcher.consume_token(token)
-            return self.matcher.is_stopped() and not self.matcher.is_error()
+            return self._consume(token)
+        return self._reach(self._bytes(token))
+
+    def _bytes(self, token: int) -> bytes:
         tokens = self.tools.vocabulary.tokens
-        tail = self._tail + (tokens[token] if token < len(tokens) else b"")
+        return tokens[token] if token < len(tokens) else b""
+
+    def _consume(self, token: int) -> bool:
+        self._compiled.used += 1
+        self.matcher.consume_token(token)
+        return self.matcher.is_stopped() and not self.matcher.is_error()
+
+    def _open(self, token: int) -> bool:
+        """Take a token while both a grammar from the start and ``before`` are possible."""
+        head = (self._head + self._bytes(token)).lstrip()
+        if head.startswith(self._before):
+            rest, self._before, self._follows = head[len(self._before) :], b"", True
+            self.matcher = self._compiled.matcher.deep_copy()
+            return self._reach(rest)
+        self._follows = self._follows and self.matcher.validate_tokens([token]) == 1
+        self._head = head
+        if not self._before.startswith(head):
+            self._before, self.begun = b"", True
+        return self._consume(token) if self._follows or self.begun else False
+
+    def _reach(self, text: bytes) -> bool:
+        """Look for ``after`` in what has come."""
+        tail = self._tail + text
         at = tail.find(self._after)
         if at < 0:
             self._tail = tail[max(0, len(tail) - len(self._after) + 1) :]
@@ -116,11 +154,37 @@ class GrammarState:
         state = copy(self)
         state.matcher = self.matcher.deep_copy()
         for token in tokens:
-            if state.begun and state.matcher.validate_tokens([token]) != 1:
+            if state.bounds and not state._takes(token):
                 return None
             if state.advance(token):
                 return None
         return state
+
+    def _takes(self, token: int) -> bool:
+        if self._follows and self.matcher.validate_tokens([token]) == 1:
+            return True
+        return bool(self._before) and self._leads(self._bytes(token), token)
+
+    def _leads(self, text: bytes, token: int) -> bool:
+        """Whether ``token`` with this ``text`` goes on towards ``before``."""
+        head = (self._head + text).lstrip()
+        possible = head.startswith(self._before) or self._before.startswith(head)
+        return possible and bool(text) and token not in self.tools.vocabulary.ends
+
+    def widen(self, mask: npt.NDArray[np.uint8]) -> None:
+        """Add to the grammar's ``mask``, in place, what may begin ``before``."""
+        if not self._before:
+            return
+        if not self._follows:
+            mask[:] = 0
+        key = self._before, self._head
+        found = self.tools.openers.get(key)
+        if found is None:
+            flags = np.zeros(len(mask) * 8, np.bool_)
+            texts = self.tools.vocabulary.tokens
+            flags[: len(texts)] = [self._leads(text, token) for token, text in enumerate(texts)]
+            found = self.tools.openers[key] = np.packbits(flags, bitorder="little")
+        mask |= found
 
     def _take_rest(self, rest: bytes) -> bool:
         """What stands behind ``after`` in the same token belongs to the grammar where it fits, as spaces need not."""
@@ -151,7 +215,10 @@ def allowed_tokens(states: Sequence[GrammarState], vocab_size: int) -> npt.NDArr
     else:
         for i, state in enumerate(states):
             masks.fill_next_token_bitmask(state.matcher, found, i)
-    return found.view(np.uint8)
+    packed = found.view(np.uint8)
+    for i, state in enumerate(states):
+        state.widen(packed[i])
+    return packed
 
 
 class GrammarCompiler:
@@ -276,6 +343,7 @@ class _Waiting:
     request: Request
     text: str
     after: bytes
+    before: bytes
     future: Future[Compiled]
     began: float = field(default_factory=time.monotonic)
     aborted: set[int] = field(default_factory=set)
@@ -296,7 +364,8 @@ class GrammarQueue:
         if self._compiler is None:
             raise ParameterError(FIELD, "is not available: this engine was built without a vocabulary")
         future = self._compiler.submit(source.grammar)
-        self._waiting[request.id] = _Waiting(request, source.grammar, source.grammar_after.encode(), future)
+        marks = source.grammar_after.encode(), source.grammar_before.encode()
+        self._waiting[request.id] = _Waiting(request, source.grammar, *marks, future)
 
     def abort(self, request_id: str, index: int | None) -> bool:
         """Note the end of a request, or of its sequence ``index``. False where the rest is left to the caller, because
@@ -343,5 +412,5 @@ class GrammarQueue:
             return one.request, one.aborted, known
         for seq in one.request.sequences:
             if seq.status is not Status.FINISHED:
-                seq.grammar = GrammarState(one.future.result(), one.after)
+                seq.grammar = GrammarState(one.future.result(), one.after, one.before)
         return one.request, one.aborted, None

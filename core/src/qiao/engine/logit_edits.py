@@ -53,7 +53,7 @@ class _RowEdit:
         state = self.seq.grammar
         if state is not None and ahead:
             state = state.behind(ahead)
-        return state if state is not None and state.begun else None
+        return state if state is not None and state.bounds else None
 
 
 class LogitEdits:

@@ -19,8 +19,9 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     ``params.ignore_eos``. ``arrival`` is ``time.time()`` in seconds. Under load tenants share the engine by ``weight``;
     a tenant's sequences hold at most ``kv_share`` of the cache. A request that has waited ``max_wait`` seconds in the
     engine is dropped. ``grammar`` is llguidance's, which the answer follows, from the start or once ``grammar_after``
-    has appeared in it. With ``pooling`` (``last`` or ``mean``) the prompt comes back as a vector, and
-    ``params.max_tokens`` is 0. ``adapter`` is the number of a LoRA adapter, 0 for the model alone.
+    has appeared in it; an answer that does not begin with ``grammar_before`` does not wait for that. With ``pooling``
+    (``last`` or ``mean``) the prompt comes back as a vector, and ``params.max_tokens`` is 0. ``adapter`` is the number
+    of a LoRA adapter, 0 for the model alone.
     """
 
     request_id: str
@@ -37,6 +38,7 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     max_wait: float | None = None
     grammar: str = ""
     grammar_after: str = ""
+    grammar_before: str = ""
     pooling: str = ""
     adapter: int = 0
 

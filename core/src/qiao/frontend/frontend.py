@@ -131,13 +131,15 @@ class Frontend:
         add_special_tokens: bool = True,
         strict: bool = True,
         grammar_after: str = "",
+        grammar_before: str = "",
     ) -> EngineRequest:
         """Tokenize and check one prompt (text or ids).
 
         ``params.max_tokens`` None becomes the checkpoint's ``max_new_tokens``, else all that fits. A given
         ``max_tokens`` that does not fit beside the prompt is refused, or cut where ``strict`` is False (vLLM offline,
         and where it is a default).
-        ``params.structured_outputs`` applies once the answer has ``grammar_after`` in it, empty for at once.
+        ``params.structured_outputs`` applies once the answer has ``grammar_after`` in it, empty for at once;
+        where ``grammar_before`` is not empty, also at once to an answer that does not begin with it.
         Raises ``ParameterError`` naming the field, or ``PromptTooLongError`` with the numbers.
         """
         self._check_request(params, priority, cache_salt)
@@ -161,6 +163,7 @@ class Frontend:
             cache_salt=cache_salt,
             grammar=grammar,
             grammar_after=grammar_after if grammar else "",
+            grammar_before=grammar_before if grammar else "",
         )
 
     def grammar(self, wanted: StructuredOutputsParams) -> str:

@@ -81,6 +81,12 @@ class ChatPlan:
         """What the model writes before an answer that must follow a grammar; empty where it answers at once."""
         return self._form.end if self._form is not None and self._inside is not False else ""
 
+    @property
+    def grammar_before(self) -> str:
+        """What an answer begins with that has ``grammar_after`` in it; empty where each has."""
+        form = self._form
+        return form.start if form is not None and self._inside is None and not form.implicit else ""
+
     def parser(self) -> AnswerParser:
         """A parser for one answer."""
         reasoning = ReasoningSplitter(self._form, self._inside) if self._form is not None else None

@@ -125,6 +125,7 @@ class ChatCall:
                 add_special_tokens=body.add_special_tokens,
                 strict=given["max_tokens"] is not None,
                 grammar_after=self._plan.grammar_after,
+                grammar_before=self._plan.grammar_before,
             )
         except ParameterError as error:
             if error.field == "logprobs":  # the number has another name here
