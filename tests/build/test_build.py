@@ -11,9 +11,11 @@ import torch
 from qiao.build import build_engine
 from qiao.config import EngineArgs
 from qiao.contract import Capabilities
+from qiao.engine.request import EngineRequest
 from qiao.errors import ParameterError, PluginError, UsageError
 from qiao.models.placing import shape_for
 from qiao.quantization import QuantizedWeight, WeightForm
+from qiao.sampling_params import SamplingParams
 
 from tests.support.checkpoints import edit_config, rand_checkpoint, rand_config
 
@@ -71,6 +73,23 @@ def test_the_context_follows_a_small_cache(rand: Path, caplog: pytest.LogCapture
 def test_the_block_size_comes_from_the_device_unless_set(rand: Path) -> None:
     assert build_engine(_args(rand)).info.block_size == 16
     assert build_engine(_args(rand, block_size=4)).info.block_size == 4
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 512])
+def test_blocks_of_any_size_give_the_same_tokens(rand: Path, size: int) -> None:
+    """The probe's own sequence must fit its cache: it was written beyond the end of two small blocks."""
+
+    def tokens(block_size: int) -> list[int]:
+        engine = build_engine(_args(rand, block_size=block_size, num_gpu_blocks_override=512 // block_size)).engine
+        params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+        engine.add_request(EngineRequest(request_id="r", prompt_token_ids=list(range(37)), params=params, arrival=0.0))
+        found: list[int] = []
+        while engine.has_work():
+            found += [token for output in engine.step() for token in output.token_ids]
+        return found
+
+    assert tokens(size) == tokens(16)
+    assert len(tokens(size)) == 20
 
 
 def test_kept_blocks_are_found_only_by_what_would_make_the_same(rand: Path) -> None:

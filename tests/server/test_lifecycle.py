@@ -22,7 +22,7 @@ import psutil
 import pytest
 from qiao.errors import ParameterError
 from qiao.server.args import ServerArgs
-from qiao.server.start import check_tls
+from qiao.server.start import bind, check_tls, free_after_end
 
 from tests.support.server import DIE, RunningServer, chain, scripted
 
@@ -188,6 +188,20 @@ def test_keys_do_not_reach_the_log(rand_folder: Path) -> None:
         _, log = process.communicate(timeout=180)
     assert process.returncode == 2
     assert "sk-hidden" not in log
+
+
+def test_a_port_belongs_to_the_first_that_loads_and_is_free_after_its_end() -> None:
+    """Before anyone listens on it, too; and while connections that it closed linger."""
+    with bind(ServerArgs(port=0)) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ParameterError, match="--port: cannot bind"):
+            bind(ServerArgs(port=port))
+        free_after_end(first)
+        first.listen()
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            first.accept()[0].close()  # the side that closes first keeps the port in TIME_WAIT
+            assert client.recv(1) == b""
+    bind(ServerArgs(port=port)).close()
 
 
 def certificate(folder: Path, name: str) -> tuple[str, str]:

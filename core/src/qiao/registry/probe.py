@@ -131,22 +131,27 @@ def _families(table: OpTable, plan: Plan) -> Iterator[Iterator[Call]]:
     yield from (iter([call]) for call in (*_sampling_calls(table), *_light_calls(table, plan, dtype)))
 
 
-def _metadata(device: str, decode: bool) -> AttentionMetadata:
+def _metadata(device: str, decode: bool, block_size: int) -> AttentionMetadata:
     """One sequence that starts in block 1; a decode step has all but its last token in the cache."""
     new = 1 if decode else _TOKENS
     first = _TOKENS - new
     return AttentionMetadata(
         query_start=torch.tensor([0, new], dtype=torch.int32).to(device),
         seq_lens=torch.tensor([_TOKENS], dtype=torch.int32).to(device),
-        block_tables=torch.tensor([[1]], dtype=torch.int32).to(device),
-        slot_mapping=torch.arange(first, _TOKENS).to(device),
+        block_tables=torch.arange(1, _blocks(block_size), dtype=torch.int32)[None].to(device),
+        slot_mapping=(torch.arange(first, _TOKENS) + block_size).to(device),
         query_lens=(new,),
         kv_lens=(_TOKENS,),
     )
 
 
+def _blocks(block_size: int) -> int:
+    """Blocks of a probe's cache: one that stays empty, and those of the sequence."""
+    return 1 + -(-_TOKENS // block_size)
+
+
 def _new_cache(table: OpTable, plan: Plan, shape: AttentionShape) -> KVCache:
-    sizes = (2, plan.block_size, shape.num_kv_heads, shape.head_dim)
+    sizes = (_blocks(plan.block_size), plan.block_size, shape.num_kv_heads, shape.head_dim)
     return table.allocate_kv(*sizes, getattr(torch, plan.shape.cache_dtype), table.kv_layout, table.kv_device)
 
 
@@ -180,11 +185,11 @@ def _attention_calls(
 
     def prepare() -> None:
         if table.prepare_attention is not None:
-            metadata = _metadata(table.kv_device, decode)
+            metadata = _metadata(table.kv_device, decode, plan.block_size)
             state.plan = table.prepare_attention(metadata, heads, kv_heads, size, plan.block_size)
 
     def read() -> None:
-        metadata = replace(_metadata(table.kv_device, decode), plan=state.plan)
+        metadata = replace(_metadata(table.kv_device, decode, plan.block_size), plan=state.plan)
         query = _ones((tokens, heads, size), dtype, table.device)
         _like(query, attend(query, state.cache, metadata, *options))
 

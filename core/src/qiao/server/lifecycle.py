@@ -26,6 +26,7 @@ from qiao.server.connections import Seldom, timed_protocol
 from qiao.server.fleet import Fleet
 from qiao.server.loader import Loader, make_fleet
 from qiao.server.setup import Setup
+from qiao.server.start import free_after_end
 from qiao.server.state import ServerState
 from qiao.server.upkeep import Upkeep
 from qiao.transport.process import HostOptions, Launched
@@ -72,6 +73,7 @@ class _Server:
                 return 0
             upkeep = Upkeep(fleet.tenants)
             upkeep.start()
+            free_after_end(listener)
             self._http = _Uvicorn(uvicorn_config(fleet), lambda: summary(fleet, listener))
             try:
                 await self._http.serve(sockets=[listener])

@@ -91,6 +91,11 @@ def check_tls(server: ServerArgs) -> None:
             raise ParameterError(flag, f"cannot use {path}: {reason}; it must be PEM{hint}") from None
 
 
+def free_after_end(listener: socket.socket) -> None:
+    """To be called before ``listen``: connections that it closes will not keep the port from the next server."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+
 def bind(server: ServerArgs) -> socket.socket:
     """A bound socket that does not listen yet, so that connections are refused until the model is loaded.
 
@@ -109,9 +114,12 @@ def bind(server: ServerArgs) -> socket.socket:
         return listener
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((server.host, server.port))
+        try:
+            listener.bind((server.host, server.port))  # so that of two that load at once the second is refused now
+        except OSError:  # perhaps connections of a server that has just ended linger
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((server.host, server.port))
     except (OSError, OverflowError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or str(error)
