@@ -129,6 +129,7 @@ def test_an_answer_that_the_client_began_is_gone_on_with(client: anthropic.Anthr
         ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice"),
         ({"extra_body": {"temperature": 1.5}}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences: must not"),
+        ({"stop_sequences": ["a"] * 17}, "stop_sequences: at most 16"),
         ({"model": "other"}, "does not exist"),
         ({"max_tokens": 5000}, "max_tokens"),
     ],

@@ -54,7 +54,11 @@ def chat_request(body: CountRequest) -> ChatRequest:
     try:
         return ChatRequest.model_validate(given)
     except ValidationError as error:
-        raise validation_error(list(error.errors())) from None
+        problems = list(error.errors())
+        with own_names():
+            if isinstance(cause := (problems[0].get("ctx") or {}).get("error"), ParameterError):
+                raise cause from None
+        raise validation_error(problems) from None
 
 
 def own_names() -> AbstractContextManager[None]:
