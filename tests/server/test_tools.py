@@ -247,12 +247,14 @@ def test_required_calls_follow_their_schemas(rand: RunningServer) -> None:
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
         named = {"type": "function", "function": {"name": "weather"}}
         (choice,) = create(**body, tools=TOOLS, tool_choice=named).choices
+        assert choice.finish_reason == "stop", "as OpenAI's, where the function was named"
         (call,) = choice.message.tool_calls or ()
         jsonschema.validate(json.loads(call.function.arguments), WEATHER)  # type: ignore[union-attr]
         streamed = ""
         for chunk in create(**body, tools=TOOLS, tool_choice=named, stream=True):
             for part in chunk.choices[0].delta.tool_calls or ():
                 streamed += part.function.arguments or ""
+        assert chunk.choices[0].finish_reason == "stop"
         assert streamed == call.function.arguments  # type: ignore[union-attr]
 
 

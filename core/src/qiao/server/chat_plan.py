@@ -59,6 +59,11 @@ class ChatPlan:
         return self._form is None and self._choice == "none"
 
     @property
+    def named(self) -> bool:
+        """Whether one function must be called, by its name."""
+        return self._choice == "named"
+
+    @property
     def reasons(self) -> bool:
         """Whether answers are looked through for reasoning."""
         return self._form is not None

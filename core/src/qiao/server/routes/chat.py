@@ -30,6 +30,7 @@ from qiao.server.protocol.chat import (
     ChunkChoice,
     Delta,
 )
+from qiao.server.protocol.common import FinishReason
 from qiao.server.protocol.tools import AnsweredCall, CallChunk, FunctionCall, FunctionDelta
 from qiao.server.routes.shared import (
     ERRORS,
@@ -163,6 +164,12 @@ class ChatCall:
             response.prompt_token_ids = list(final.prompt_token_ids)
         return response
 
+    def _reason(self, answer: CompletionOutput, calls: bool) -> FinishReason:
+        """As OpenAI and vLLM have it: a function that was demanded by name ends with ``stop``."""
+        if calls and answer.finish_reason == "stop" and not self._plan.named:
+            return "tool_calls"
+        return finish_reason(answer)
+
     def _choice(self, answer: CompletionOutput) -> ChatChoice:
         parts = Parts(content=answer.text)
         if not self._plan.plain:
@@ -173,7 +180,7 @@ class ChatCall:
             index=answer.index,
             message=self._message(parts),
             logprobs=self._logprobs(answer, 0),
-            finish_reason="tool_calls" if parts.calls and answer.finish_reason == "stop" else finish_reason(answer),
+            finish_reason=self._reason(answer, bool(parts.calls)),
             stop_reason=answer.stop_reason,
         )
         if self._body.return_token_ids:
@@ -277,7 +284,7 @@ class ChatCall:
             index=answer.index,
             delta=delta,
             logprobs=self._logprobs(answer, sent.tokens),
-            finish_reason="tool_calls" if calls and answer.finish_reason == "stop" else finish_reason(answer),
+            finish_reason=self._reason(answer, calls),
         )
         if answer.finish_reason is not None:
             choice.stop_reason = answer.stop_reason
