@@ -112,6 +112,12 @@ def test_completions_refuse(rand: RunningServer, wrong: dict[str, Any], field: s
     check(rand.http().post(TEXT, json={**BASE[TEXT], **wrong}), 400, field)
 
 
+def test_a_wrong_first_token_is_told(rand: RunningServer) -> None:
+    for wrong in (-1, 2**40, None, 1.5):
+        error = check(rand.http().post(TEXT, json={**BASE[TEXT], "prompt": [wrong, 5]}), 400, "prompt")
+        assert str(wrong) in error["message"]
+
+
 def parts(kind: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [{"type": kind, kind: {}}]}]}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import subprocess
@@ -154,6 +155,44 @@ def test_a_dead_engine_fails_its_requests_and_is_started_again(poison: int, caus
             assert client.pid != first
             assert client.restarts == 1
             assert await tokens(client, request([ord("x")], "after")) == [*b"horse", EOS]
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_hangs_with_work_is_replaced_and_a_silent_one_without_is_not() -> None:
+    limit = 2.0
+
+    async def scenario() -> None:
+        given = dataclasses.replace(args(pause=0.001), step_timeout=limit)
+        client = EngineClient(LocalSource(given, OPTIONS), backoff=0.01)
+        await client.start()
+        slow = client.generate(request([ord("x")], "slow"))
+        await anext(slow)
+        await until(lambda: client.stats().steps > 0 and client.stats().running == 0)
+        os.kill(client.pid or 0, signal.SIGSTOP)
+        await asyncio.sleep(limit + 1.0)
+        os.kill(client.pid or 0, signal.SIGCONT)
+        assert [token async for output in slow for token in output.token_ids] == [*b"orse", EOS]
+        assert client.restarts == 0, "it owed nothing"
+        for name in ("runs", "waits"):
+            begun = asyncio.create_task(tokens(client, request([100], name, max_tokens=10**6)))
+            if name == "runs":
+                await until(lambda: client.stats().running == 1)
+            os.kill(client.pid or 0, signal.SIGSTOP)
+            more = asyncio.create_task(ask_again_and_again(client))
+            with pytest.raises(EngineDeadError, match=r"said nothing about its work for [2-9] s.*step-timeout"):
+                await asyncio.wait_for(begun, 60)
+            more.cancel()
+            await until(lambda: client.state is EngineState.READY)
+        assert client.restarts == 2
+        await client.stop()
+
+    async def ask_again_and_again(client: EngineClient) -> None:
+        for number in range(1000):  # new requests are no sign of life
+            asyncio.create_task(tokens(client, request([ord("x")], f"more{number}"))).add_done_callback(
+                lambda task: task.cancelled() or task.exception()
+            )
+            await asyncio.sleep(0.1)
 
     asyncio.run(scenario())
 

@@ -109,6 +109,7 @@ class EngineArgs:
     ``kv_offloading_path`` a folder with ``kv_offloading_disk_size`` GiB behind it; None for neither.
     ``kv_cache_metrics`` times a share ``kv_cache_metrics_sample`` of the cache's blocks, and ``enable_mfu_metrics``
     estimates operations and bytes of each step, for ``/metrics``.
+    An engine process that has work and says nothing for ``step_timeout`` seconds is ended; 0 for never.
     ``speculative_config`` is vLLM's, see ``SpeculativeConfig``.
 
     Raises ``ParameterError`` naming the field.
@@ -164,6 +165,7 @@ class EngineArgs:
     kv_cache_metrics: bool = False
     kv_cache_metrics_sample: float = 0.01
     enable_mfu_metrics: bool = False
+    step_timeout: float = 600.0
     check_integrity: bool = False
 
     def __post_init__(self) -> None:
@@ -203,6 +205,9 @@ class EngineArgs:
         sample = self.kv_cache_metrics_sample
         if isinstance(sample, bool) or not isinstance(sample, int | float) or not 0.0 < sample <= 1.0:
             raise ParameterError("kv_cache_metrics_sample", f"must be a number in (0, 1], got {sample!r}")
+        limit = self.step_timeout
+        if isinstance(limit, bool) or not isinstance(limit, int | float) or not 0.0 <= limit < float("inf"):
+            raise ParameterError("step_timeout", f"must be 0 (no limit) or more seconds, got {limit!r}")
         SpeculativeConfig.parse(self.speculative_config)
         self._check_adapters()
         if not self.enable_chunked_prefill and self.max_model_len and self.max_num_batched_tokens < self.max_model_len:

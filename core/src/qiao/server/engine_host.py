@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 from pathlib import Path
 
 from qiao.config import EngineArgs
@@ -14,6 +13,7 @@ from qiao.errors import ParameterError
 from qiao.observability.logs import configure_logging
 from qiao.transport import EngineClient
 from qiao.transport.curve import EngineKeys
+from qiao.transport.orphan import end_signals
 from qiao.transport.priority import run_when_idle
 from qiao.transport.process import HostOptions, LocalSource
 from qiao.transport.remote import check_address
@@ -27,7 +27,7 @@ def host_engine(
 ) -> int:
     """Load the model, serve it at ``address``, and return the exit status once a signal has ended it.
 
-    The first SIGTERM or SIGINT drains for ``timeout`` seconds, a second one ends everything at once. Raises a
+    The first SIGTERM, SIGINT or SIGHUP drains for ``timeout`` seconds, a second one ends everything at once. Raises a
     ``QiaoError`` where the engine cannot start.
     """
     configure_logging(log_level)
@@ -50,7 +50,7 @@ async def _host(args: EngineArgs, address: str, keys: EngineKeys, timeout: float
             os._exit(128 + number)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in end_signals():
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     loading, ended = asyncio.create_task(client.start()), asyncio.create_task(stop.wait())
     try:

@@ -73,6 +73,7 @@ FLAG_TEXT: Mapping[str, str] = {
     "audit_redact": "what texts lose: email, phone, card, key, ip, or a regular expression",
     "audit_max_bytes": "size at which the audit log goes on in a new file",
     "otlp_traces_endpoint": "OpenTelemetry collector that gets a span of each request; needs qiao[otel]",
+    "step_timeout": "seconds after which an engine that has work and says nothing is killed and started again; 0 never",
     "queue_deadline_ms": "milliseconds that a request may wait for its first step; then it gets 504",
     "allowed_origins": "web origins that browsers may call from",
     "allow_credentials": "browsers may send cookies",

@@ -1,7 +1,8 @@
 """From arguments to a running server, and its orderly end.
 
-The first SIGTERM or SIGINT drains: no new connections or requests, running ones go on for ``shutdown_timeout``
-seconds, what is left then gets an error, and the process exits 0. A second signal ends everything at once.
+The first SIGTERM, SIGINT or SIGHUP (where it reads no keys again) drains: no new connections or requests, running ones
+go on for ``shutdown_timeout`` seconds, what is left then gets an error, and the process exits 0. A second signal ends
+everything at once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterator
@@ -29,6 +29,7 @@ from qiao.server.setup import Setup
 from qiao.server.start import free_after_end
 from qiao.server.state import ServerState
 from qiao.server.upkeep import Upkeep
+from qiao.transport.orphan import end_signals
 from qiao.transport.process import HostOptions, Launched
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class _Server:
     async def run(self) -> int:
         listener, fleet = self._listener, self._fleet
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in end_signals():
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             if not await self._load():

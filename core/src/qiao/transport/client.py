@@ -43,6 +43,9 @@ MAX_UNREAD = 8192
 FAIR_EVERY = 16
 """Outputs that one reader may take from a backlog before the others have a turn."""
 
+WATCH_SECONDS = 0.25
+"""Between two looks at whether an engine with work says anything."""
+
 LOADING_NOTE_SECONDS = 30.0
 """Every so often a log line says that the engine is still loading."""
 
@@ -137,6 +140,11 @@ class Source(Protocol):
         """See the class."""
         ...
 
+    @property
+    def step_timeout(self) -> float:
+        """Seconds after which an engine that has work and says nothing hangs; 0 for never."""
+        ...
+
     async def open(self, received: Callable[[FromEngine], None]) -> Link:
         """The next engine; ``received`` gets its messages, from the loop."""
         ...
@@ -147,8 +155,8 @@ class EngineClient:
 
     After a first good start an engine that ends is started again, after a pause that doubles from ``backoff`` seconds
     while engines end soon after their start. Only when ``max_restarts`` in a row have not even loaded the model, it is
-    given up. Requests that were running fail with ``EngineDeadError``; see ``EnginePool`` for those that can be sent
-    again.
+    given up. An engine that hangs (see ``Source.step_timeout``) is killed. Requests that were running fail with
+    ``EngineDeadError``; see ``EnginePool`` for those that can be sent again.
     """
 
     def __init__(
@@ -172,6 +180,8 @@ class EngineClient:
         self._started: asyncio.Future[EngineInfo] | None = None
         self._stopping = False
         self._ready_at: float | None = None
+        self._heard = 0.0
+        self._asked = 0.0  # the first request since then
         self._loads: dict[int, asyncio.Future[None]] = {}
         self.on_ready: Callable[[], None] | None = None
         """Called as soon as an engine is ready, before it gets any request."""
@@ -301,6 +311,8 @@ class EngineClient:
             raise ParameterError("request_id", f"{request.request_id!r} is already running")
         stream = Mailbox()
         self._streams[request.request_id] = stream
+        if self._asked <= self._heard:
+            self._asked = time.monotonic()
         self._link.send(Submit(request))
         running = set(range(request.params.n))
         backlog = 0
@@ -371,13 +383,42 @@ class EngineClient:
         self._link = link = await self._source.open(self._take)
         if self._stopping:
             link.kill()
+        watch = asyncio.create_task(self._watch(link), name="engine-watch")
         try:
-            return await link.wait()
+            error = await link.wait()
+            return watch.result() if watch.done() else error
         finally:
+            watch.cancel()
             link.close()
             self._link = None
 
+    async def _watch(self, link: Link) -> QiaoError:
+        """Kill the engine at ``link`` when it hangs, and return what is wrong; until then this does not return.
+
+        An engine with work says something at each step or fifth of a second, whichever is later. One without may be
+        silent, however long its answers are not read.
+        """
+        limit, awake = self._source.step_timeout, 0.0
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(WATCH_SECONDS)
+            now = time.monotonic()
+            if now - before > 4 * WATCH_SECONDS:
+                awake = now  # this process stood still, so that it could not hear
+            since = now - max(self._silent_since(now), awake)
+            if limit and self._ready_at is not None and since > limit:
+                link.kill()
+                hint = "; --step-timeout is the limit, where steps are so long"
+                return EngineDeadError(f"the engine has said nothing about its work for {since:.0f} s{hint}")
+
+    def _silent_since(self, now: float) -> float:
+        """When the engine last said something or got work, ``now`` where it owes nothing; seconds."""
+        if self._stats.running + self._stats.waiting > 0:
+            return self._heard
+        return self._asked if self._asked > self._heard else now
+
     def _take(self, message: FromEngine) -> None:
+        self._heard = time.monotonic()
         if isinstance(message, Ready):
             self._info, self.state, self._ready_at = message.info, EngineState.READY, time.monotonic()
             assert self._started is not None

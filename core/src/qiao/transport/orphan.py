@@ -29,10 +29,22 @@ def _wait_for_end(fd: int) -> None:
     os._exit(1)
 
 
-def ignore_terminal_signals() -> None:
-    """Leave SIGINT and SIGTERM to the parent, which drains first and then stops this process.
+def end_signals() -> tuple[signal.Signals, ...]:
+    """What asks a server to end: SIGTERM, SIGINT, and SIGHUP, which a terminal sends as it closes.
 
-    A terminal or a service manager sends both signals to the whole process group.
+    The last only where nobody has decided otherwise: ``nohup`` ignores it, and servers with keys read them again.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    asked = [signal.SIGTERM, signal.SIGINT]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        asked.append(signal.SIGHUP)
+    return tuple(asked)
+
+
+def ignore_terminal_signals() -> None:
+    """Leave SIGINT, SIGTERM and SIGHUP to the parent, which drains first and then stops this process.
+
+    A terminal or a service manager sends them to the whole process group.
+    """
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if (number := getattr(signal, name, None)) is not None:
+            signal.signal(number, signal.SIG_IGN)

@@ -139,6 +139,7 @@ class LocalSource:
         self._args = args
         self._options = options
         self._launched = launched
+        self.step_timeout = args.step_timeout
 
     async def open(self, received: Callable[[FromEngine], None]) -> EngineProcess:
         """A new process."""

@@ -154,6 +154,9 @@ class RemoteSource:
     lasting = True
     """It may come and go, whoever looks after it: a front end waits for it without end."""
 
+    step_timeout = 0.0
+    """Its own host looks after that."""
+
     def __init__(self, address: str, keys: Path) -> None:
         self._address = check_address("--engine", address)
         self._keys = GatewayKeys.read(keys)

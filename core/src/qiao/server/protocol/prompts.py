@@ -47,7 +47,7 @@ def _check(field: str, value: Any, most: int) -> PromptValue:
         raise ParameterError(field, "must be a text, a list of texts, a list of token ids, or a list of such lists")
     if not value:
         raise ParameterError(field, "must not be an empty list")
-    if _is_id(value[0]):
+    if not isinstance(value[0], str | list):
         return _check_ids(field, value)
     if len(value) > most:
         raise ParameterError(field, f"at most {most} prompts in one request, got {len(value)}")
