@@ -241,7 +241,7 @@ def judged(
         "latency": latency,
         "memory_growth_bytes": growth,
         "memory": [[sent, found["front end"], found["engine"]] for sent, found in watch.rows],
-        "good": during,
+        "good": [[round(at, 2), round(took, 4)] for at, took in during],
         "machine": {"cpu_count": os.cpu_count(), "machine": platform.machine(), "load_average": os.getloadavg()},
         "model": Path(args.model).name,
         "flags": args.flag,
@@ -299,7 +299,8 @@ def main() -> None:
     found = measure(args)
     report(found)
     if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        rows = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())
+        args.json.write_text("{\n" + ",\n".join(rows) + "\n}\n")
         with suppress(ImportError):
             plot(found, args.json.with_suffix(".png"))
     raise SystemExit(1 if found["broken"] else 0)
