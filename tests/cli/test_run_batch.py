@@ -148,6 +148,7 @@ FLAGS: dict[str, tuple[list[str], Any]] = {
     "max_lora_rank": (["32"], 32),
     "kv_cache_metrics": ([], True),
     "kv_cache_metrics_sample": (["0.5"], 0.5),
+    "step_timeout": (["30"], 30.0),
     "enable_mfu_metrics": ([], True),
     "check_integrity": ([], True),
     "enable_auto_tool_choice": ([], True),
