@@ -13,6 +13,8 @@ from qiao.engine.blocks import BlockManager
 from qiao.engine.integrity import check_blocks
 from qiao.engine.prefix import BlockKey, PrefixCache, block_key, root_digest
 
+from tests.support.blocks import chain
+
 BLOCKS, SIZE = 7, 2
 
 
@@ -25,16 +27,9 @@ class BlockMachine(RuleBasedStateMachine):
         self.tables: list[tuple[list[int], list[BlockKey]]] = []
         self.content: dict[int, tuple[int, ...]] = {}
 
-    def chain(self, tokens: list[int]) -> list[BlockKey]:
-        keys: list[BlockKey] = []
-        for i in range(len(tokens) // SIZE):
-            parent = keys[-1].digest if keys else root_digest("")
-            keys.append(block_key(parent, tokens[i * SIZE : (i + 1) * SIZE]))
-        return keys
-
     @rule(tokens=st.lists(st.integers(0, 1), min_size=SIZE, max_size=4 * SIZE))
     def start(self, tokens: list[int]) -> None:
-        keys = self.chain(tokens)
+        keys = chain(tokens, SIZE)
         hits = self.manager.cache.match(keys)
         for i, block in enumerate(hits):
             assert self.content[block] == tuple(tokens[: (i + 1) * SIZE]), "a hit returned other content"
@@ -66,7 +61,7 @@ class BlockMachine(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         self.manager.forget()
-        assert self.manager.cache.match(self.chain([0] * SIZE) + self.chain([1] * SIZE)) == []
+        assert self.manager.cache.match(chain([0] * SIZE, SIZE) + chain([1] * SIZE, SIZE)) == []
 
     @invariant()
     def books_balance(self) -> None:

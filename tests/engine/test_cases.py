@@ -351,7 +351,7 @@ def test_stats_and_times() -> None:
     results = run(engine, [request("a", [1, 2, 3], max_tokens=4)])
     stats = engine.stats()
     assert (stats.prompt_tokens, stats.generation_tokens, stats.steps, stats.last_step_tokens) == (3, 4, 4, 1)
-    assert (stats.step_tokens, stats.step_sizes[:3], sum(stats.step_sizes)) == (6, [3, 1, 0], 4)
+    assert (stats.step_sizes.sum, stats.step_sizes.counts[:3], sum(stats.step_sizes.counts)) == (6, [3, 1, 0], 4)
     assert stats.kv_blocks_total == 64 and stats.prefix_queries == 3
     run(engine, [request("b", [1], max_tokens=1)])
     assert stats.steps == 4, "a snapshot does not move"

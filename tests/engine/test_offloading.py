@@ -19,10 +19,11 @@ from qiao.engine import Engine
 from qiao.engine.blocks import BlockManager
 from qiao.engine.integrity import check_blocks
 from qiao.engine.offloading import BlockCopier, Offload
-from qiao.engine.prefix import BlockKey, PrefixCache, block_key, root_digest
+from qiao.engine.prefix import BlockKey, PrefixCache, block_key
 from qiao.engine.tiers import DiskTier, OffloadSizes
 from qiao.errors import ParameterError
 
+from tests.support.blocks import chain
 from tests.support.engine import HEAD_DIM, KV_HEADS, LAYERS, Results, TinyModel, make_engine, request, run
 
 BLOCKS, SIZE = 6, 2
@@ -76,10 +77,7 @@ class OffloadMachine(RuleBasedStateMachine):
     )
     def start(self, tokens: list[int], how: str) -> None:
         """As ``Scheduler._readable``, ``_admit`` and ``_start`` do it; ``how`` it sees to files, or not at all."""
-        keys: list[BlockKey] = []
-        for i in range(len(tokens) // SIZE):
-            parent = keys[-1].digest if keys else root_digest("")
-            keys.append(block_key(parent, tokens[i * SIZE : (i + 1) * SIZE]))
+        keys = chain(tokens, SIZE)
         hits = self.manager.cache.match(keys)
         if len(keys) - len(hits) + self.manager.unreferenced(hits) > self.manager.available:
             return

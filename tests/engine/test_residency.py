@@ -10,11 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from qiao.engine.blocks import BlockManager
-from qiao.engine.prefix import BlockKey, PrefixCache, block_key, root_digest
+from qiao.engine.prefix import PrefixCache
 from qiao.engine.request import Histogram
 from qiao.engine.residency import Residency
 from qiao.observability.names import RESIDENCY_BUCKETS
 
+from tests.support.blocks import chain
 from tests.support.engine import make_engine, request, run
 
 BLOCKS, SIZE = 7, 2
@@ -41,10 +42,7 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=SIZE, max_size=4 * SIZE), kept=st.booleans())
     def start(self, tokens: list[int], kept: bool) -> None:
-        keys: list[BlockKey] = []
-        for i in range(len(tokens) // SIZE):
-            parent = keys[-1].digest if keys else root_digest("")
-            keys.append(block_key(parent, tokens[i * SIZE : (i + 1) * SIZE]))
+        keys = chain(tokens, SIZE)
         hits = self.manager.cache.match(keys)
         if len(keys) - len(hits) + self.manager.unreferenced(hits) > self.manager.available:
             return

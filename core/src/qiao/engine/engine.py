@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from copy import copy, deepcopy
@@ -87,7 +86,7 @@ class Engine:
         self._arrivals = 0
         self._deadlines: list[tuple[float, int, str]] = []
         self._seeds = random.Random(config.seed)  # noqa: S311 - sampling, not secrets
-        self._totals = EngineStats(kv_blocks_total=config.num_blocks, step_sizes=[0] * (len(STEP_BUCKETS) + 1))
+        self._totals = EngineStats(kv_blocks_total=config.num_blocks)
 
     def _make_drafter(self, draft: DraftParts | None) -> Drafter | None:
         config = self.config
@@ -227,8 +226,7 @@ class Engine:
         totals = self._totals
         totals.steps += 1
         totals.last_step_tokens = step.num_tokens
-        totals.step_tokens += step.num_tokens
-        totals.step_sizes[bisect_left(STEP_BUCKETS, step.num_tokens)] += 1
+        totals.step_sizes.observe(step.num_tokens, STEP_BUCKETS)
         for seq in step.seqs:
             if seq.request.scheduled is None:
                 seq.request.scheduled = time.time()

@@ -165,14 +165,14 @@ class EngineStats(msgspec.Struct, kw_only=True):
     """A snapshot after a step. Totals only grow; the rest is the state of this moment. Shares are 0 to 1.
 
     ``captured_steps`` of ``steps`` were replays of a recorded program; ``not_captured`` says why decode steps are not.
-    ``step_tokens`` are those of all steps, and ``step_sizes`` counts steps by their tokens, in the buckets of
-    ``names.STEP_BUCKETS`` and above. ``prompt_budget`` is how many prompt tokens the last step might take, None without
-    a TPOT target. Of ``drafts`` with ``draft_tokens`` in all, ``accepted_tokens`` came true;
-    ``accepted_per_position[i]`` counts token i of a draft. ``offload`` is None where evicted blocks are lost.
-    ``running_adapters`` and ``waiting_adapters`` are the names of the LoRA adapters that running and waiting requests
-    use; None where adapters are not enabled. ``waiting_by_class`` has the waiting ones by the priority class that is
-    nearest to their priority, and those that waited too long. Of ``prompt_tokens`` those ``from_device`` were in the
-    prefix cache when their request first ran, and those ``from_outside`` came from host memory or files.
+    ``step_sizes`` are the tokens of the steps, in the buckets of ``names.STEP_BUCKETS``. ``prompt_budget`` is how many
+    prompt tokens the last step might take, None without a TPOT target. Of ``drafts`` with ``draft_tokens`` in all,
+    ``accepted_tokens`` came true; ``accepted_per_position[i]`` counts token i of a draft. ``offload`` is None where
+    evicted blocks are lost. ``running_adapters`` and ``waiting_adapters`` are the names of the LoRA adapters that
+    running and waiting requests use; None where adapters are not enabled. ``waiting_by_class`` has the waiting ones by
+    the priority class that is nearest to their priority, and those that waited too long. Of ``prompt_tokens`` those
+    ``from_device`` were in the prefix cache when their request first ran, and those ``from_outside`` came from host
+    memory or files.
     ``residency`` and ``work`` are None where they are not asked for.
     """
 
@@ -190,8 +190,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     generation_tokens: int = 0
     steps: int = 0
     last_step_tokens: int = 0
-    step_tokens: int = 0
-    step_sizes: list[int] = []
+    step_sizes: Histogram = msgspec.field(default_factory=Histogram)
     utilization: float | None = None
     prompt_budget: int | None = None
     fallbacks: list[FallbackCount] = []

@@ -24,13 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from qiao.engine.prefix import BlockKey
+from qiao.observability.throttle import Throttle
 
 logger = logging.getLogger(__name__)
 
 _ABANDONED_SECONDS = 600.0
 """A file that is being written for so long belongs to a process that has ended."""
-
-_WARN_SECONDS = 60.0
 
 Content = npt.NDArray[np.uint8]
 """Keys and values of one block over all layers, as bytes [n]."""
@@ -134,7 +133,7 @@ class DiskTier:
         self._failures = 0
         self._lock = Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-disk")
-        self._told: dict[str, tuple[float, int]] = {}
+        self._throttle = Throttle()
         self._trim()
 
     @property
@@ -221,15 +220,10 @@ class DiskTier:
         self._thread.submit(int).result()
 
     def _warn(self, what: str, path: Path, problem: str) -> None:
-        """Log once in ``_WARN_SECONDS``: on a full disk each block would have a line."""
-        now = time.monotonic()
-        with self._lock:
-            last, more = self._told.get(what, (float("-inf"), 0))
-            silent = now - last < _WARN_SECONDS
-            self._told[what] = (last, more + 1) if silent else (now, 0)
-        if not silent:
-            also = f" ({more} more since the last such line)" if more else ""
-            logger.warning("%s: %s: %s%s", what, path, problem, also)
+        """On a full disk each block would have a line."""
+        told = self._throttle.admit(what, f"{what}: {path}: {problem}")
+        if told is not None:
+            logger.warning("%s", told)
 
     def _unlink(self, names: list[str]) -> None:
         for name in names:

@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from typing import Protocol
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from qiao.observability import names
 from qiao.observability.absent import absent
-from qiao.observability.families import Families
+from qiao.observability.families import Families, HistogramTotals
 from qiao.observability.kv_metrics import OffloadTotals, ResidencyTotals, offload, residency
 
 
@@ -53,8 +52,6 @@ class Snapshot(Protocol):
     prompt_from_device: int
     prompt_from_outside: int
     generation_tokens: int
-    step_tokens: int
-    step_sizes: list[int]
     drafts: int
     draft_tokens: int
     accepted_tokens: int
@@ -63,6 +60,11 @@ class Snapshot(Protocol):
     prompt_budget: int | None
     running_adapters: list[str] | None
     waiting_adapters: list[str]
+
+    @property
+    def step_sizes(self) -> HistogramTotals:
+        """Tokens of the steps, in the buckets of ``names.STEP_BUCKETS``."""
+        ...
 
     @property
     def offload(self) -> OffloadTotals | None:
@@ -113,7 +115,8 @@ class SnapshotCollector(Collector):
         accepted = {str(position): count for position, count in enumerate(stats.accepted_per_position)}
         text = "Tokens that came true, by their position in a guess."
         yield self._make.counter(names.ACCEPTED_PER_POSITION, text, accepted, "position")
-        yield self._steps(stats.step_sizes, stats.step_tokens)
+        text = "Tokens of a step of the engine."
+        yield self._make.histogram(names.STEP_TOKENS, text, names.STEP_BUCKETS, stats.step_sizes)
         yield self._sources(stats)
         yield from offload(self._make, stats.prefix_hits, stats.offload)
         yield from residency(self._make, stats.residency)
@@ -171,13 +174,8 @@ class SnapshotCollector(Collector):
             "waiting_lora_adapters": ",".join(waiting),
             "running_lora_adapters": ",".join(running),
         }
-        family = GaugeMetricFamily(
-            names.LORA_INFO,
-            "LoRA adapters of running and waiting requests; the value is the time.",
-            labels=list(labels),
-        )
-        family.add_metric(list(labels.values()), time.time())
-        return family
+        text = "LoRA adapters of running and waiting requests; the value is the time."
+        return Families(labels).gauge(names.LORA_INFO, text, time.time())
 
     def _counters(self, stats: Snapshot) -> Iterator[Metric]:
         rows: list[tuple[tuple[str, ...], str, int]] = [
@@ -206,16 +204,6 @@ class SnapshotCollector(Collector):
         text = "Prompt tokens by how a request came to their keys and values when it first ran; external: host or disk."
         return self._make.counter(names.PROMPT_BY_SOURCE, text, found, "source")
 
-    def _steps(self, sizes: Sequence[int], tokens: int) -> Metric:
-        """``sizes`` counts steps by ``names.STEP_BUCKETS``; it is empty before the first."""
-        bounds = [*(f"{bound:.1f}" for bound in names.STEP_BUCKETS), "+Inf"]
-        counts = map(float, accumulate(sizes or [0] * len(bounds)))
-        family = HistogramMetricFamily(
-            names.STEP_TOKENS, "Tokens of a step of the engine.", labels=list(self._make.labels)
-        )
-        family.add_metric(list(self._make.labels.values()), list(zip(bounds, counts, strict=True)), float(tokens))
-        return family
-
     def _work(self, work: WorkTotals | None) -> Iterator[Metric]:
         for name, what, value in (
             (names.FLOPS, "floating point operations", work and work.flops),
@@ -225,16 +213,16 @@ class SnapshotCollector(Collector):
             yield self._make.counter(name, f"Estimated {what} (--enable-mfu-metrics; 0 without it).", value or 0)
 
     def _fallbacks(self, fallbacks: Sequence[FallbackTotals]) -> Iterator[Metric]:
-        keys = [*self._make.labels, "operator"]
-        calls = CounterMetricFamily(names.FALLBACK_CALLS, "Calls of an operator placed on the host.", labels=keys)
-        seconds = CounterMetricFamily(names.FALLBACK_SECONDS, "Seconds spent in it, copies included.", labels=keys)
-        moved = CounterMetricFamily(
-            names.FALLBACK_BYTES, "Bytes copied for it; direction is to_host or to_device.", labels=[*keys, "direction"]
-        )
+        calls = {one.operator: one.calls for one in fallbacks}
+        yield self._make.counter(names.FALLBACK_CALLS, "Calls of an operator placed on the host.", calls, "operator")
+        seconds = {one.operator: one.seconds for one in fallbacks}
+        text = "Seconds spent in it, copies included."
+        yield self._make.counter(names.FALLBACK_SECONDS, text, seconds, "operator")
+        keys = [*self._make.labels, "operator", "direction"]
+        text = "Bytes copied for it; direction is to_host or to_device."
+        moved = CounterMetricFamily(names.FALLBACK_BYTES, text, labels=keys)
         for one in fallbacks:
             values = [*self._make.labels.values(), one.operator]
-            calls.add_metric(values, one.calls)
-            seconds.add_metric(values, one.seconds)
             moved.add_metric([*values, "to_host"], one.bytes_to_host)
             moved.add_metric([*values, "to_device"], one.bytes_to_device)
-        yield from (calls, seconds, moved)
+        yield moved

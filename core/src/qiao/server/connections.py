@@ -12,6 +12,8 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from qiao.observability.throttle import Throttle
+
 LATE = "the request did not arrive within {seconds:g} s"
 
 HEAD_BYTES = 64 * 1024
@@ -104,22 +106,13 @@ class Seldom(logging.Filter):
 
     def __init__(self, seconds: float = 60.0, most: int = 64, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._seconds = seconds
-        self._most = most
-        self._clock = clock
-        self._told: dict[str, tuple[float, int]] = {}
+        self._throttle = Throttle(seconds, most, clock)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether ``record`` is logged; its message may get the count."""
-        text = str(record.msg)
-        if record.args or record.exc_info or (text not in self._told and len(self._told) >= self._most):
+        if record.args or record.exc_info:
             return True
-        now = self._clock()
-        last, left_out = self._told.get(text, (now - self._seconds, 0))
-        if now - last < self._seconds:
-            self._told[text] = (last, left_out + 1)
-            return False
-        self._told[text] = (now, 0)
-        if left_out:
-            record.msg = f"{text} ({left_out} more since the last such line)"
-        return True
+        told = self._throttle.admit(str(record.msg))
+        if told is not None:
+            record.msg = told
+        return told is not None

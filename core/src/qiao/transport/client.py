@@ -43,8 +43,8 @@ MAX_UNREAD = 8192
 FAIR_EVERY = 16
 """Outputs that one reader may take from a backlog before the others have a turn."""
 
-WATCH_SECONDS = 0.25
-"""Between two looks at whether an engine with work says anything."""
+LOOKS = 8
+"""How often within ``Source.step_timeout`` it is looked whether an engine with work says anything."""
 
 LOADING_NOTE_SECONDS = 30.0
 """Every so often a log line says that the engine is still loading."""
@@ -399,14 +399,16 @@ class EngineClient:
         silent, however long its answers are not read.
         """
         limit, awake = self._source.step_timeout, 0.0
+        if not limit:
+            await asyncio.get_running_loop().create_future()
         while True:
             before = time.monotonic()
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(limit / LOOKS)
             now = time.monotonic()
-            if now - before > 4 * WATCH_SECONDS:
+            if now - before > 2 * limit / LOOKS:
                 awake = now  # this process stood still, so that it could not hear
             since = now - max(self._silent_since(now), awake)
-            if limit and self._ready_at is not None and since > limit:
+            if self._ready_at is not None and since > limit:
                 link.kill()
                 hint = "; --step-timeout is the limit, where steps are so long"
                 return EngineDeadError(f"the engine has said nothing about its work for {since:.0f} s{hint}")

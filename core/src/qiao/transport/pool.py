@@ -199,7 +199,7 @@ class EnginePool:
                 await asyncio.sleep(POLL_SECONDS)
 
         if self._watch is None or self._watch.done():
-            self._watch = asyncio.create_task(watch(), name="engine-watch")
+            self._watch = asyncio.create_task(watch(), name="engine-wait")
         return self._watch
 
     def _desk(self, engine: EngineClient) -> Desk:
